@@ -1,0 +1,1 @@
+//! What tests, benches and examples share: the float64 reference, random calls, the workload list, machine rates.

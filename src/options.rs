@@ -1,0 +1,75 @@
+//! What a caller may ask of a decode call.
+
+use candle::Tensor;
+
+use crate::cache::CacheLayout;
+use crate::plan::DecodePlan;
+
+/// The factor from a stored K or V element to its value: `value = stored * scale`.
+#[derive(Clone, Debug, Default)]
+pub enum KvScale {
+    /// Stored values are the values.
+    #[default]
+    None,
+    /// One factor for the whole cache.
+    Scalar(f32),
+    /// A tensor, told apart by dtype and shape: F32 with one element (one factor for the cache), F32 `[pages, kv_heads, page_size]`
+    /// (one per token and head), or U8 `[pages, kv_heads, page_size, head_dim/32]` (the E8M0 block scales of an MXFP4 cache).
+    Tensor(Tensor),
+}
+
+/// How a call is split into tasks.
+#[derive(Clone, Debug, Default)]
+pub enum PlanChoice {
+    /// Plan here, from the call's own lengths.
+    #[default]
+    Default,
+    /// No plan: each sequence is one task.
+    Free,
+    /// A plan made before, for these same lengths.
+    Given(DecodePlan),
+}
+
+/// Options of [`crate::paged_decode`] and its kin; `Default` is a plain causal decode of an NHD cache.
+#[derive(Clone, Debug)]
+pub struct DecodeOptions {
+    /// Factor on q·k; any finite value. `None`: `1 / sqrt(head_dim)`.
+    pub softmax_scale: Option<f32>,
+    /// Sliding window W: the query at position p attends positions `> p - W` only. `None`: all. At least 1.
+    pub window: Option<usize>,
+    /// Scores become `c * tanh(score / c)`; c > 0.
+    pub softcap: Option<f32>,
+    /// One raw logit per query head, F32 `[q_heads]`, that joins the denominator and the LSE.
+    pub sinks: Option<Tensor>,
+    pub k_scale: KvScale,
+    pub v_scale: KvScale,
+    pub layout: CacheLayout,
+    /// U32 `[batch + 1]`: first query row of each sequence, for ragged batches. `None`: every sequence has `rows / batch` rows.
+    pub query_start: Option<Tensor>,
+    pub plan: PlanChoice,
+    /// Most tasks a sequence may be split into. `None`: the planner's own limit.
+    pub max_partitions: Option<usize>,
+    /// Task slots over all KV heads. `None`: the arch's default.
+    pub workgroup_budget: Option<usize>,
+    /// Read device-resident tables and lengths back and check them (host-resident ones always are). Default: debug builds.
+    pub validate: bool,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self {
+            softmax_scale: None,
+            window: None,
+            softcap: None,
+            sinks: None,
+            k_scale: KvScale::None,
+            v_scale: KvScale::None,
+            layout: CacheLayout::default(),
+            query_start: None,
+            plan: PlanChoice::Default,
+            max_partitions: None,
+            workgroup_budget: None,
+            validate: cfg!(debug_assertions),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Exact conversions between f32 and the 8-bit and 4-bit KV formats.
