@@ -94,11 +94,10 @@ fn bound_by_scan(tiles: &[u32], slots: usize, max_partitions: u32) -> Option<u12
     if rows == 0 || rows == slots {
         return None;
     }
-    let ceil = |a: u128, b: u128| (a + b - 1) / b;
-    let top = ceil(total, (slots - rows) as u128);
+    let top = total.div_ceil((slots - rows) as u128);
     let fits =
-        |bound: u128| tiles.iter().map(|&t| ceil(u128::from(t), bound).min(u128::from(max_partitions))).sum::<u128>() <= slots as u128;
-    Some((ceil(total, slots as u128)..=top).find(|&bound| fits(bound)).expect("the top always fits"))
+        |bound: u128| tiles.iter().map(|&t| u128::from(t).div_ceil(bound).min(u128::from(max_partitions))).sum::<u128>() <= slots as u128;
+    Some((total.div_ceil(slots as u128)..=top).find(|&bound| fits(bound)).expect("the top always fits"))
 }
 
 fn tasks_of(plan: &HostPlan) -> Vec<i32> {
@@ -579,7 +578,11 @@ proptest! {
     }
 
     #[test]
-    fn other_lengths_are_refused_where_tiles_differ((lens, queries, window, _, budget, name) in batches(), row in any::<prop::sample::Index>(), len in -1..20_000) {
+    fn other_lengths_are_refused_where_tiles_differ(
+        (lens, queries, window, _, budget, name) in batches(),
+        row in any::<prop::sample::Index>(),
+        len in -1..20_000,
+    ) {
         let request = PlanRequest { window, query_lens: &queries, ..budgeted(&lens, budget) };
         let plan = HostPlan::new(&request, &arch(ARCHS[name])).unwrap();
         let mut others = lens.clone();

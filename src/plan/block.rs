@@ -41,7 +41,7 @@ impl PlannerBlock {
         let lds_bytes = bucket.saturating_mul(ROW_BYTES).saturating_add(waves * WAVE_BYTES);
         if lds_bytes > arch.lds_bytes {
             bail!(
-                "a planner block for {rows} rows (bucket {bucket}) needs {lds_bytes} bytes of LDS, {:?} has {}: plan this batch on the host",
+                "a planner block for {rows} rows (bucket {bucket}) needs {lds_bytes} bytes of LDS, {:?} has {}: plan on the host",
                 arch.name,
                 arch.lds_bytes
             )

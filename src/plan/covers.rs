@@ -8,8 +8,8 @@ impl HostPlan {
     /// Refuses a plan that does not cover exactly the tiles `request` needs: a plan made for other lengths would leave tokens out, or count
     /// them twice, and say nothing.
     ///
-    /// Any records may be given. After `Ok`, each row's slots are in range, hold that row's tasks in order with no gap or overlap, and no other
-    /// slot holds a task.
+    /// Any records may be given. After `Ok`, each row's slots are in range, hold that row's tasks in order with no gap or overlap, and no
+    /// other slot holds a task.
     ///
     /// # Errors
     /// The first row or slot that is wrong, with its values; what [`PlanRequest::check`] refuses.
@@ -44,8 +44,8 @@ impl HostPlan {
             }
             if first != next || end <= first || end > needed.end || usize::try_from(partition) != Ok(index) {
                 bail!(
-                    "plan row {row}: slot {slot} is partition {partition} with tiles {first}..{end}, where partition {index} should go on from tile {next} \
-                     of {}..{} (was the plan made for other lengths?)",
+                    "plan row {row}: slot {slot} is partition {partition} with tiles {first}..{end}, where partition {index} should go on from \
+                     tile {next} of {}..{} (was the plan made for other lengths?)",
                     needed.first,
                     needed.end
                 )

@@ -34,7 +34,8 @@ impl DecodePlan {
         Ok(Self { work_info, reduce_info, host: Some(Arc::new(host)) })
     }
 
-    /// A plan whose records live in tensors: `work_info` I32 `[capacity, 4]` and `reduce_info` I32 `[rows, 2]`, as a device planner leaves them.
+    /// A plan whose records live in tensors: `work_info` I32 `[capacity, 4]` and `reduce_info` I32 `[rows, 2]`, as a device planner
+    /// leaves them.
     ///
     /// # Errors
     /// Another dtype or shape, or tensors on different devices. The records are not read here; [`HostPlan::check_covers`] does that.
@@ -62,8 +63,8 @@ impl DecodePlan {
         let capacity = capacity(request, arch)?;
         if capacity != self.capacity() {
             bail!(
-                "a plan of {} slots cannot be refreshed for a request of {capacity} slots: query_lens, kv_heads, max_partitions, workgroup_budget and arch \
-                 must stay as they were",
+                "a plan of {} slots cannot be refreshed for a request of {capacity} slots: query_lens, kv_heads, max_partitions, \
+                 workgroup_budget and arch must stay as they were",
                 self.capacity()
             )
         }

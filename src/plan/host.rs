@@ -10,9 +10,9 @@ pub const PADDING: [i32; 4] = [-1, 0, 0, 0];
 
 /// A plan as plain records.
 ///
-/// `work[slot] = [row, first tile, end tile, partition index]`, padding is [`PADDING`]; `reduce[row] = [first slot, count]`. The tasks of a row
-/// fill consecutive slots in the order of their tiles, and rows follow each other without gaps, padding last. A row without a task has count 0,
-/// so a task's slot need not be its row's number.
+/// `work[slot] = [row, first tile, end tile, partition index]`, padding is [`PADDING`]; `reduce[row] = [first slot, count]`. The tasks of
+/// a row fill consecutive slots in the order of their tiles, and rows follow each other without gaps, padding last. A row without a task
+/// has count 0, so a task's slot need not be its row's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPlan {
     pub work: Vec<[i32; 4]>,

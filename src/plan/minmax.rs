@@ -18,9 +18,9 @@ impl MinMaxRule {
 /// The bound T of the min-max split: the smallest in `[ceil(total / capacity), ceil(total / (capacity - rows))]` for which
 /// `min(ceil(t / T), max_partitions)`, summed over the rows' tile counts `t`, is at most `capacity`.
 ///
-/// `total` sums the tiles and `rows` counts the nonempty rows. The top of the interval always fits: `ceil(t / T)` is below `t / T + 1`. So does
-/// the longest row, which keeps the search in int32 (256 rows of 2^23 tiles sum to 2^31) and short. Fitting is monotonic in T: a binary search
-/// finds the smallest, one sum a halving.
+/// `total` sums the tiles and `rows` counts the nonempty rows. The top of the interval always fits: `ceil(t / T)` is below `t / T + 1`.
+/// So does the longest row, which keeps the search in int32 (256 rows of 2^23 tiles sum to 2^31) and short. Fitting is monotonic in T: a
+/// binary search finds the smallest, one sum a halving.
 ///
 /// Every nonempty row gets its one task, and nothing is searched, where `capacity` is not above `rows`: the bound is then `i32::MAX`.
 /// It is the same where there is no tile at all.

@@ -1,14 +1,14 @@
 //! The planner: how a batch is split into tasks. Pure; no device code.
 //!
 //! A *plan row* is one sequence, or one (sequence, KV head) pair where each KV head has its own block table. The tokens a row attends are
-//! counted in tiles of [`TILE_TOKENS`]; a *task* is a contiguous range of one row's tiles, and occupies one *slot* of the plan. KV heads that
-//! share a plan row run the same tasks, so a plan of `capacity` slots launches `capacity * kv_heads` workgroups.
+//! counted in tiles of [`TILE_TOKENS`]; a *task* is a contiguous range of one row's tiles, and occupies one *slot* of the plan. KV heads
+//! that share a plan row run the same tasks, so a plan of `capacity` slots launches `capacity * kv_heads` workgroups.
 //!
 //! Planning goes in four steps, each a pure function that a device planner can repeat record for record:
 //!
 //! 1. [`tile_range`]: context length, query length and window of a row give the tiles it needs.
-//! 2. [`capacity`]: batch, budget and partition limit give the number of slots. It does not depend on the lengths, so tensors and scratch of
-//!    this size stay right for every step of a decode loop.
+//! 2. [`capacity`]: batch, budget and partition limit give the number of slots. It does not depend on the lengths, so tensors and scratch
+//!    of this size stay right for every step of a decode loop.
 //! 3. [`Split`]: how many tasks each row gets, by [`MinMaxRule`] or [`ProportionalRule`].
 //! 4. [`HostPlan`]: the tasks packed row by row into slots; `n` tasks of `t` tiles start at tile `floor(i * t / n)` of the row's range.
 

@@ -1,7 +1,7 @@
 //! The proportional split: slots follow tiles.
 
-/// A nonempty row of `t` tiles gets one task, and of the slots beyond one a row its share by tiles: `1 + floor(spare * t / total)` tasks, at most
-/// `t` and `max_partitions`.
+/// A nonempty row of `t` tiles gets one task, and of the slots beyond one a row its share by tiles: `1 + floor(spare * t / total)` tasks,
+/// at most `t` and `max_partitions`.
 ///
 /// One pass and no search, so it suits batches of more rows than a planner block has threads. Rows of equal length get equal counts; what
 /// rounding leaves over stays padding.

@@ -54,7 +54,8 @@ impl<'a> PlanRequest<'a> {
     /// Refuses arguments that no plan can be made for; context lengths are all legal.
     ///
     /// # Errors
-    /// `kv_heads`, `window`, `max_partitions` or `workgroup_budget` is 0; `query_lens` has neither one entry nor one a row; more than 2^31 - 1 rows.
+    /// `kv_heads`, `window`, `max_partitions` or `workgroup_budget` is 0; `query_lens` has neither one entry nor one a row; more than
+    /// 2^31 - 1 rows.
     pub fn check(&self) -> Result<()> {
         let rows = self.rows();
         if i32::try_from(rows).is_err() {

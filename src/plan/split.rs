@@ -15,8 +15,8 @@ pub enum Split {
 impl Split {
     /// The split of a batch of `rows` plan rows on `arch`.
     ///
-    /// Min-max on gfx942 and gfx950 while the planner block has a thread a row; proportional beyond that, and always on gfx1250. Min-max for
-    /// any batch on the CPU, sm80, sm89 and sm90.
+    /// Min-max on gfx942 and gfx950 while the planner block has a thread a row; proportional beyond that, and always on gfx1250. Min-max
+    /// for any batch on the CPU, sm80, sm89 and sm90.
     pub fn of(rows: usize, arch: &Arch) -> Self {
         match arch.name {
             ArchName::Gfx942 | ArchName::Gfx950 if rows <= PLANNER_THREADS => Self::MinMax,
@@ -25,7 +25,8 @@ impl Split {
         }
     }
 
-    /// The rule that gives rows of `tiles` tiles each their number of tasks, at most `capacity` in all if that is at least one a nonempty row.
+    /// The rule that gives rows of `tiles` tiles each their number of tasks, at most `capacity` in all if that is at least one a nonempty
+    /// row.
     pub(super) fn rule(self, tiles: impl Iterator<Item = u32> + Clone, capacity: usize, max_partitions: u32) -> Rule {
         match self {
             Self::MinMax => Rule::MinMax(MinMaxRule { bound: tile_bound(tiles, capacity, max_partitions), max_partitions }),

@@ -20,9 +20,9 @@ impl TileRange {
 /// The tiles that a row of `query_len` new tokens attends, the new tokens being the last of its `context_len` tokens.
 ///
 /// Query i sits at position `context_len - query_len + i` and attends positions up to its own, with a window W those above `position - W`
-/// only. So the range ends with the tile of the last token, and starts with the tile of the first token that the first query attends (a query
-/// at a negative position attends nothing, and the query at position 0 starts at token 0). A row without context (`context_len <= 0`) or
-/// without queries needs no tile.
+/// only. So the range ends with the tile of the last token, and starts with the tile of the first token that the first query attends (a
+/// query at a negative position attends nothing, and the query at position 0 starts at token 0). A row without context (`context_len <=
+/// 0`) or without queries needs no tile.
 pub fn tile_range(context_len: i32, query_len: usize, window: Option<usize>) -> TileRange {
     if context_len <= 0 || query_len == 0 {
         return TileRange::default();
