@@ -113,10 +113,14 @@ fn saturation_ties_and_subnormals() {
         assert_eq!(fp8::encode_e4m3(value), code, "{value}");
     }
     let step = 2f32.powi(-9);
-    for (value, code) in [(step / 2.0, 0), (step * 0.51, 1), (step * 1.5, 2), (step * 2.5, 2), (step * 7.5, 8), (-step / 2.0, 0x80), (-0.0, 0x80)] {
+    for (value, code) in
+        [(step / 2.0, 0), (step * 0.51, 1), (step * 1.5, 2), (step * 2.5, 2), (step * 7.5, 8), (-step / 2.0, 0x80), (-0.0, 0x80)]
+    {
         assert_eq!(fp8::encode_e4m3(value), code, "{value:e}");
     }
-    for (value, code) in [(0.25, 0), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6), (5.1, 7), (7.0, 7), (1e9, 7), (-5.0, 14)] {
+    for (value, code) in
+        [(0.25, 0), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6), (5.1, 7), (7.0, 7), (1e9, 7), (-5.0, 14)]
+    {
         assert_eq!(mxfp4::encode_e2m1(value), code, "{value}");
     }
     assert_eq!(fp8::encode_e4m3_fnuz(-2f32.powi(-11)), 0, "FNUZ has no negative zero");

@@ -69,12 +69,17 @@ pub fn block_scale(values: &[f32]) -> u8 {
 /// A value of the block is `decode_e2m1(nibble) * decode_e8m0(scale)`.
 pub fn quantize_block(values: &[f32; MXFP4_BLOCK], packed: &mut [u8; BLOCK_BYTES]) -> u8 {
     let scale = block_scale(values);
+    pack_block(values, scale, packed);
+    scale
+}
+
+/// Packs 32 values under a scale chosen before, as [`quantize_block`].
+pub fn pack_block(values: &[f32; MXFP4_BLOCK], scale: u8, packed: &mut [u8; BLOCK_BYTES]) {
     // Powers of two: multiplying by the reciprocal is exact down to where everything rounds to zero.
     let inverse = if scale == E8M0_NAN { 0.0 } else { exp2(127 - i32::from(scale)) };
     for (byte, pair) in packed.iter_mut().zip(values.as_chunks::<2>().0) {
         *byte = encode_e2m1(pair[0] * inverse) | (encode_e2m1(pair[1] * inverse) << 4);
     }
-    scale
 }
 
 /// The 32 values of a packed block.
