@@ -1,1 +1,5 @@
 //! What tests, benches and examples share: the float64 reference, random calls, the workload list, machine rates.
+
+mod mersenne;
+pub mod rates;
+pub mod workloads;
