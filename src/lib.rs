@@ -12,5 +12,5 @@ pub mod registry;
 
 pub use append::AppendAndAttend;
 pub use case::Case;
-pub use op::{PagedDecode, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse};
+pub use op::{CallSummary, PagedDecode, explain_call, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse};
 pub use options::{DecodeOptions, KvScale, PlanChoice};
