@@ -9,14 +9,8 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, 
 
 use super::Case;
 use crate::cache::KvDtype;
+use crate::op::Operand;
 use crate::options::{DecodeOptions, KvScale};
-
-/// A tensor as an op meets it.
-#[derive(Clone, Copy)]
-pub(crate) struct Operand<'a> {
-    pub storage: &'a CpuStorage,
-    pub layout: &'a Layout,
-}
 
 impl Case {
     /// The call that [`crate::paged_decode`] would make of these arguments, on the CPU.
@@ -39,9 +33,9 @@ impl Case {
         let (q, key, value) = (q?, key?, value?);
         let (q, key, value) = (q.storage_and_layout(), key.storage_and_layout(), value.storage_and_layout());
         capture(
-            Operand { storage: cpu(&q.0)?, layout: q.1 },
-            Operand { storage: cpu(&key.0)?, layout: key.1 },
-            Operand { storage: cpu(&value.0)?, layout: value.1 },
+            (cpu(&q.0)?, q.1),
+            (cpu(&key.0)?, key.1),
+            (cpu(&value.0)?, value.1),
             block_tables,
             context_lens,
             options,
@@ -61,7 +55,7 @@ pub(super) fn capture(
     let tables = contiguous(block_tables)?;
     let lens = contiguous(context_lens)?;
     let query_start = options.query_start.as_ref().map(contiguous).transpose()?;
-    let pages = Pages::used(q.layout, key, value, &tables, &lens, query_start.as_ref(), options);
+    let pages = Pages::used(q.1, key, value, &tables, &lens, query_start.as_ref(), options);
     let gather = |scale: &KvScale| match scale {
         KvScale::Tensor(t) => Ok(KvScale::Tensor(pages.of_scale(t)?)),
         other => Ok::<_, candle::Error>(other.clone()),
@@ -103,8 +97,8 @@ impl Pages {
         query_start: Option<&Tensor>,
         options: &DecodeOptions,
     ) -> Self {
-        let total = key.layout.dims().first().copied().unwrap_or(0);
-        let same_pages = value.layout.dims().first() == Some(&total);
+        let total = key.1.dims().first().copied().unwrap_or(0);
+        let same_pages = value.1.dims().first() == Some(&total);
         let found = lanes_read(q, key, tables, lens, query_start, options).filter(|_| same_pages && total > 0);
         match found.and_then(|lanes| Some((pages_in(&lanes, tables, total)?, lanes))) {
             Some((kept, lanes)) => Self { total, kept: Some(kept), lanes },
@@ -117,7 +111,7 @@ impl Pages {
         let scale = scale.to_device(&Device::Cpu)?;
         let per_page = scale.rank() >= 3 && scale.dims()[0] == self.total;
         let (storage, layout) = scale.storage_and_layout();
-        gathered(Operand { storage: cpu(&storage)?, layout }, self.kept.as_deref().filter(|_| per_page))
+        gathered((cpu(&storage)?, layout), self.kept.as_deref().filter(|_| per_page))
     }
 
     /// The block tables in terms of the kept pages.
@@ -149,8 +143,8 @@ fn lanes_read(
     query_start: Option<&Tensor>,
     options: &DecodeOptions,
 ) -> Option<Vec<Range<usize>>> {
-    let dtype = KvDtype::of(key.storage.dtype()).ok()?;
-    let page_size = options.layout.dims_of_key(key.layout.dims(), dtype).ok()?.page_size;
+    let dtype = KvDtype::of(key.0.dtype()).ok()?;
+    let page_size = options.layout.dims_of_key(key.1.dims(), dtype).ok()?.page_size;
     let (table_rows, width) = match tables.dims() {
         &[batch, width] => (batch, width),
         &[batch, heads, width] => (batch.checked_mul(heads)?, width),
@@ -205,24 +199,24 @@ fn page_ids(tables: &Tensor) -> Result<Vec<i64>> {
 fn contiguous(tensor: &Tensor) -> Result<Tensor> {
     let tensor = tensor.to_device(&Device::Cpu)?;
     let (storage, layout) = tensor.storage_and_layout();
-    gathered(Operand { storage: cpu(&storage)?, layout }, None)
+    gathered((cpu(&storage)?, layout), None)
 }
 
 /// A contiguous copy of an operand, or of the given entries of its first dim.
-fn gathered(from: Operand<'_>, kept: Option<&[usize]>) -> Result<Tensor> {
-    let mut dims = from.layout.dims().to_vec();
+fn gathered((storage, layout): Operand<'_>, kept: Option<&[usize]>) -> Result<Tensor> {
+    let mut dims = layout.dims().to_vec();
     if let (Some(first), Some(kept)) = (dims.first_mut(), kept) {
         *first = kept.len();
     }
     let shape = Shape::from(dims);
-    let mut copy = CpuDevice.zeros_impl(&shape, from.storage.dtype())?;
+    let mut copy = CpuDevice.zeros_impl(&shape, storage.dtype())?;
     match kept {
-        None if shape.elem_count() > 0 => from.storage.copy_strided_src(&mut copy, 0, from.layout)?,
+        None if shape.elem_count() > 0 => storage.copy_strided_src(&mut copy, 0, layout)?,
         None => {}
         Some(kept) => {
             let entry = shape.elem_count().checked_div(kept.len()).unwrap_or(0);
             for (at, &page) in kept.iter().enumerate().filter(|_| entry > 0) {
-                from.storage.copy_strided_src(&mut copy, at * entry, &from.layout.narrow(0, page, 1)?)?;
+                storage.copy_strided_src(&mut copy, at * entry, &layout.narrow(0, page, 1)?)?;
             }
         }
     }

@@ -8,7 +8,6 @@ mod capture;
 mod file;
 mod record;
 
-pub(crate) use capture::Operand;
 pub(crate) use record::maybe_record;
 
 use candle::{DType, Device, Result, Tensor, bail};

@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use candle::{Result, Tensor, bail};
 use once_cell::sync::Lazy;
 
-use super::capture::{Operand, capture};
+use super::capture::capture;
+use crate::op::Operand;
 use crate::options::DecodeOptions;
 
 /// Where to record, read from the environment once.
