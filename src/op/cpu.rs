@@ -9,6 +9,7 @@ use super::host::{self, cpu_storage};
 use super::shapes::{Meta, Shapes};
 use super::{CallSummary, PagedDecode};
 use crate::cache::KvDtype;
+use crate::case;
 use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Row, Scale};
 use crate::options::{KvScale, PlanChoice};
 use crate::plan::{HostPlan, PlanRequest};
@@ -88,6 +89,7 @@ impl PagedDecode {
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
         let options = &self.options;
+        case::maybe_record(q, key, value, &self.block_tables, &self.context_lens, options)?;
         let rows = host::rows(shapes, &self.context_lens, options)?;
         let (table_storage, table_layout) = self.block_tables.storage_and_layout();
         let table = host::page_table(shapes, cpu_storage("block_tables", &table_storage)?, table_layout)?;
