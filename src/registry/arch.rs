@@ -100,9 +100,9 @@ impl Arch {
         Self { name: ArchName::Cpu(isa), compute_units: Self::CPU_COMPUTE_UNITS, lds_bytes: 0, wave_size: 1 }
     }
 
-    /// The CPU this process runs on.
-    pub fn host() -> Self {
-        Self::cpu(crate::cpu::detect())
+    /// The CPU this process runs on, with the instruction set that calls use here.
+    pub fn host() -> Result<Self> {
+        Ok(Self::cpu(crate::cpu::isa()?))
     }
 
     /// MI300-class (CDNA 3) with `compute_units` CUs: 304 on MI300X and MI325X, 80 on MI308X. 64 KiB of LDS.
@@ -151,7 +151,7 @@ impl Arch {
     pub fn from_name(name: &str) -> Result<Self> {
         let mut parts = name.split(':');
         let mut arch = match parts.next().unwrap_or_default() {
-            "cpu" => Self::host(),
+            "cpu" => Self::host()?,
             "gfx942" => Self::gfx942(304),
             "gfx950" => Self::gfx950(),
             "gfx1250" => Self::gfx1250(),

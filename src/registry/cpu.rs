@@ -4,13 +4,15 @@ use candle::{Result, bail};
 
 use super::arch::{ArchName, CpuIsa};
 use super::flags::Flags;
-use super::problem::Problem;
+use super::problem::{M_TILE_ROWS, Problem};
 use super::select::{KernelKey, Selection, Tile};
 use crate::cache::KvDtype;
 use crate::plan::TILE_TOKENS;
 
-pub(super) const MAX_HEAD_DIM: usize = 1024;
-pub(super) const MAX_PAGE: usize = 1024;
+const MAX_HEAD_DIM: usize = 1024;
+const MAX_PAGE: usize = 1024;
+/// M-tiles that one pass over the KV serves; more rows are passes of their own.
+const ROW_TILES: usize = crate::cpu::ROW_BLOCK / M_TILE_ROWS;
 
 pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
     if !p.head_dim.is_multiple_of(8) || p.head_dim > MAX_HEAD_DIM {
@@ -26,11 +28,10 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
         // A task is one core's work.
         threads: 1,
         lds_bytes: 0,
-        // All rows of a KV head are computed by one task, so that a KV tile is read once.
-        row_groups: 1,
+        row_groups: p.m_tiles().div_ceil(ROW_TILES),
         waves_per_eu: 0,
         reason: why.to_string(),
-        key: KernelKey::new(p, ArchName::Cpu(used), Tile { m_tiles: p.m_tiles(), tokens: TILE_TOKENS, flags: Flags::default() }),
+        key: KernelKey::new(p, ArchName::Cpu(used), Tile { m_tiles: p.m_tiles().min(ROW_TILES), tokens: TILE_TOKENS, flags: Flags::default() }),
     })
 }
 
