@@ -290,3 +290,21 @@ impl From<LayoutArg> for CacheLayout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contexts_are_one_for_all_a_list_or_a_range() {
+        assert_eq!(parse_context("8192", Some(3), 0).unwrap(), [8192; 3]);
+        assert_eq!(parse_context("1, 20,300", None, 0).unwrap(), [1, 20, 300]);
+        let drawn = parse_context("5-9", Some(100), 7).unwrap();
+        assert!(drawn.len() == 100 && drawn.iter().all(|n| (5..=9).contains(n)));
+        assert_eq!(drawn, parse_context("5-9", Some(100), 7).unwrap());
+        assert_ne!(drawn, parse_context("5-9", Some(100), 8).unwrap());
+        for bad in ["", "x", "1,", "9-5", "-5", "1-2-3", "1,2"] {
+            assert!(parse_context(bad, Some(3), 0).is_err(), "{bad:?}");
+        }
+    }
+}

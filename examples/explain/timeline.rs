@@ -72,3 +72,21 @@ impl Timeline {
         self.ends().sum::<u64>() as f64 / self.places.len().max(1) as f64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workgroups_go_to_the_place_that_frees_first() {
+        let work = vec![[0, 0, 3, 0], [1, 2, 3, 0], [2, 0, 1, 0], [-1, 0, 0, 0]];
+        let plan = HostPlan { work, reduce: vec![[0, 1], [1, 1], [2, 1]] };
+        let timeline = Timeline::dispatch(&plan, 1, 2);
+        let stay = |sequence, start, end| Stay { sequence, start, end };
+        assert_eq!(timeline.places, [vec![stay(0, 0, 3)], vec![stay(1, 0, 1), stay(2, 1, 2)]]);
+        assert_eq!((timeline.makespan(), timeline.even(), timeline.sequences), (3, 2.5, 3));
+        // Each KV head is a workgroup of its own; no more places than workgroups.
+        assert_eq!(Timeline::dispatch(&plan, 2, 100).places.len(), 6);
+        assert_eq!(Timeline::dispatch(&HostPlan { work: vec![], reduce: vec![] }, 2, 100).makespan(), 0);
+    }
+}
