@@ -32,14 +32,7 @@ impl Case {
         let [q, key, value] = tensors;
         let (q, key, value) = (q?, key?, value?);
         let (q, key, value) = (q.storage_and_layout(), key.storage_and_layout(), value.storage_and_layout());
-        capture(
-            (cpu(&q.0)?, q.1),
-            (cpu(&key.0)?, key.1),
-            (cpu(&value.0)?, value.1),
-            block_tables,
-            context_lens,
-            options,
-        )
+        capture((cpu(&q.0)?, q.1), (cpu(&key.0)?, key.1), (cpu(&value.0)?, value.1), block_tables, context_lens, options)
     }
 }
 

@@ -237,9 +237,7 @@ impl<'a> File<'a> {
     fn optional(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let (start, end) = info.data_offsets;
-        let Some(bytes) = self.data.get(start..end) else {
-            bail!("{name}: bytes {start}..{end} of {}", self.data.len())
-        };
+        let Some(bytes) = self.data.get(start..end) else { bail!("{name}: bytes {start}..{end} of {}", self.data.len()) };
         Ok(Some(Tensor::from_raw_buffer(bytes, dtype_of(name, info)?, &info.shape, &Device::Cpu)?))
     }
 

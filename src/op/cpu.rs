@@ -38,7 +38,7 @@ fn row_strides(layout: &Layout) -> Option<RowStrides> {
 
 impl PagedDecode {
     /// Attends into fresh contiguous storage of q's shape and dtype.
-    pub(super) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, lse: Option<&mut [f32]>) -> Result<CpuStorage> {
+    pub(crate) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, lse: Option<&mut [f32]>) -> Result<CpuStorage> {
         let shapes = self.shapes(q, key, value)?;
         let layout = Layout::contiguous((shapes.rows, shapes.q_heads, shapes.dims.head_dim));
         let mut out = zeros(shapes.q_dtype, layout.shape().elem_count())?;
@@ -182,6 +182,7 @@ impl PagedDecode {
             plan_free: matches!(options.plan, PlanChoice::Free),
             max_partitions: options.max_partitions,
             capacity: plan.work.len(),
+            kernarg_preload: 0,
         }
     }
 }

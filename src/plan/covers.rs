@@ -44,7 +44,7 @@ impl HostPlan {
             }
             if first != next || end <= first || end > needed.end || usize::try_from(partition) != Ok(index) {
                 bail!(
-                    "plan row {row}: slot {slot} is partition {partition} with tiles {first}..{end}, where partition {index} should go on from \
+                    "plan row {row}: slot {slot} is partition {partition} with tiles {first}..{end}, where partition {index} should start at \
                      tile {next} of {}..{} (was the plan made for other lengths?)",
                     needed.first,
                     needed.end

@@ -38,7 +38,8 @@ pub fn f32_fma() -> Arithmetic {
     {
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the feature was detected.
-            return Kernel { instructions: "AVX-512 FMA", flops_per_iteration: 16 * 16 * 2, run: |n| unsafe { x86::fma_avx512(n) } }.measure();
+            return Kernel { instructions: "AVX-512 FMA", flops_per_iteration: 16 * 16 * 2, run: |n| unsafe { x86::fma_avx512(n) } }
+                .measure();
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: the features were detected.
