@@ -39,9 +39,20 @@ fn main() -> Result<()> {
     let read = rates::memory_read(1 << 30);
     let (fma, dot) = (rates::f32_fma(), rates::bf16_dot());
     let matmul = rates::candle_matmul(DType::BF16, 2048)?;
-    println!("{} threads; memory read {:.1} GB/s over 1 GiB; {} {:.0} GFLOP/s and {} {:.0} GFLOP/s in registers; candle's BF16 matmul {:.0} GFLOP/s.\n",
-        rates::threads(), read / 1e9, fma.instructions, fma.flops / 1e9, dot.instructions, dot.flops / 1e9, matmul / 1e9);
-    println!("| workload | KV | us | KV GB/s | of memory read | of {} | candle-nn us | over candle-nn | matmul + softmax us | over matmul |", dot.instructions);
+    println!(
+        "{} threads; memory read {:.1} GB/s over 1 GiB; {} {:.0} GFLOP/s and {} {:.0} GFLOP/s in registers; candle's BF16 matmul {:.0} GFLOP/s.\n",
+        rates::threads(),
+        read / 1e9,
+        fma.instructions,
+        fma.flops / 1e9,
+        dot.instructions,
+        dot.flops / 1e9,
+        matmul / 1e9
+    );
+    println!(
+        "| workload | KV | us | KV GB/s | of memory read | of {} | candle-nn us | over candle-nn | matmul + softmax us | over matmul |",
+        dot.instructions
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for (path, workload, kv) in &shapes {
         println!("{}", Row::measure(workload, *kv)?.cells(path, read, dot.flops));

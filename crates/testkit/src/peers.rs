@@ -112,10 +112,11 @@ impl Sequence {
         let (k, v) = (tokens(&rotation.key_cache)?, tokens(&rotation.value_cache)?);
         let q = rotation.q.to_dtype(dtype)?.narrow(0, sequence * w.query_len, w.query_len)?;
         let (head_k, head_v) = (heads(&k)?, heads(&v)?);
-        let grouped_q = q
-            .reshape((w.query_len, w.num_kv_heads, w.group(), w.head_dim))?
-            .permute((1, 2, 0, 3))?
-            .reshape((w.num_kv_heads, w.group() * w.query_len, w.head_dim))?;
+        let grouped_q = q.reshape((w.query_len, w.num_kv_heads, w.group(), w.head_dim))?.permute((1, 2, 0, 3))?.reshape((
+            w.num_kv_heads,
+            w.group() * w.query_len,
+            w.head_dim,
+        ))?;
         let mask = causal_mask(w.group(), w.query_len, context, dtype)?;
         Ok(Self { q: q.unsqueeze(0)?.contiguous()?, grouped_q, k, v, head_k, head_v, mask })
     }

@@ -56,12 +56,8 @@ impl Rotation {
         let need = workload.pages();
         let pages: usize = need.iter().sum();
         let turns = bytes.div_ceil(kv_bytes(workload, kv).max(1)).clamp(2, MAX_TURNS);
-        let dims = CacheDims {
-            pages: pages * turns,
-            page_size: workload.page_size,
-            kv_heads: workload.num_kv_heads,
-            head_dim: workload.head_dim,
-        };
+        let dims =
+            CacheDims { pages: pages * turns, page_size: workload.page_size, kv_heads: workload.num_kv_heads, head_dim: workload.head_dim };
         let mut free: Vec<u32> = (0..dims.pages as u32).collect();
         free.shuffle(&mut rng);
         let block_tables = free.chunks(pages.max(1)).map(|pages| tables(workload, &need, pages)).collect::<Result<_>>()?;
