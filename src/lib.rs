@@ -10,5 +10,5 @@ pub mod quant;
 pub mod registry;
 
 pub use append::AppendAndAttend;
-pub use op::{PagedDecode, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse};
+pub use op::{CallSummary, PagedDecode, explain_call, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse};
 pub use options::{DecodeOptions, KvScale, PlanChoice};

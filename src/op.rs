@@ -1,14 +1,56 @@
 //! The op: [`PagedDecode`] and the free functions around it.
 
-use candle::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+mod cpu;
+mod elements;
+mod host;
+mod merge;
+mod shapes;
+
+use candle::op::BackpropOp;
+use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail};
+
+pub(crate) use cpu::Operand;
+use host::cpu_storage;
+pub use merge::merge_attention_states;
 
 use crate::options::DecodeOptions;
+use crate::registry::Selection;
 
 /// Paged-attention decode as a candle op over (q, key_cache, value_cache).
+///
+/// Shapes, for `B` sequences, `Q` new tokens each, `Hq` query and `Hkv` KV heads of `D` channels:
+/// - q: F32, F16 or BF16 `[B*Q, Hq, D]` or `[B, Q, Hq, D]`, last dim contiguous. The output has q's shape and dtype.
+/// - key_cache, value_cache: see [`crate::cache::CacheLayout`]; F32, F16, BF16, F8E4M3, or U8 for MXFP4; pages may be strided views.
+/// - `block_tables`: U32 or I32 `[B, max_pages]`, or `[B, Hkv, max_pages]` when every KV head attends its own pages. Lanes past the context, and
+///   lanes wholly before a sliding window, are never read: -1 is fine there.
+/// - `context_lens`: U32 or I32 `[B]` (`[B, Hkv]` with per-head tables): tokens in the cache, the Q new ones included. `<= 0` is an empty sequence.
+///
+/// Query i of a sequence sits at position `context - Q + i` and attends the positions up to its own. Rows that attend nothing give 0.
+/// The same inputs, plan and backend give bit-identical output whatever the number of threads.
+///
+/// # Errors
+/// Every wrong argument is an error that names it, the offending index and the values; nothing is computed. So is a device without a kernel.
+///
+/// # Source
+/// Flash decoding: online softmax over tiles (Milakov and Gimelshein, 2018; Dao et al., 2022), split along the context with partial results
+/// merged by their log-sum-exps; paging as in Kwon et al., 2023.
+#[derive(Clone, Debug)]
 pub struct PagedDecode {
+    /// U32 or I32 `[B, max_pages]` or `[B, Hkv, max_pages]`.
     pub block_tables: Tensor,
+    /// U32 or I32 `[B]` or `[B, Hkv]`.
     pub context_lens: Tensor,
+    /// Everything optional.
     pub options: DecodeOptions,
+}
+
+/// What the planner and the registry decided for a call.
+#[derive(Clone, Debug)]
+pub struct CallSummary {
+    /// The kernel and why.
+    pub selection: Selection,
+    /// Tasks in the plan, over all sequences (each runs once per KV head, unless tables are per head).
+    pub tasks: usize,
 }
 
 impl CustomOp3 for PagedDecode {
@@ -16,12 +58,67 @@ impl CustomOp3 for PagedDecode {
         "paged-decode"
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        bail!("unwritten")
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        key: &CpuStorage,
+        key_layout: &Layout,
+        value: &CpuStorage,
+        value_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let out = self.attend_new((q, q_layout), (key, key_layout), (value, value_layout), None)?;
+        Ok((out, q_layout.shape().clone()))
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        no_kernel("paged-decode", "CUDA")
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        no_kernel("paged-decode", "Metal")
     }
 }
 
-/// Attention of the new tokens `q` `[batch*query_len, q_heads, head_dim]` (or `[batch, query_len, q_heads, head_dim]`) over a paged cache.
+/// The error of a device that this build has no kernel for.
+pub(crate) fn no_kernel<T>(op: &str, device: &str) -> Result<T> {
+    bail!("{op}: this build has no {device} kernel; move q and the cache to the CPU")
+}
+
+/// Attention of the new tokens `q` over a paged cache: see [`PagedDecode`] for shapes and errors.
+///
+/// ```
+/// use candle::{DType, Device, Result, Tensor};
+/// use candle_paged_attn::{DecodeOptions, paged_decode};
+/// # fn main() -> Result<()> {
+/// let device = Device::Cpu;
+/// // 2 sequences, 8 query and 2 KV heads of 64 channels, a cache of 10 pages of 16 tokens.
+/// let q = Tensor::randn(0f32, 1., (2, 8, 64), &device)?;
+/// let key_cache = Tensor::randn(0f32, 1., (10, 16, 2, 64), &device)?;
+/// let value_cache = Tensor::randn(0f32, 1., (10, 16, 2, 64), &device)?;
+/// let block_tables = Tensor::new(&[[7u32, 2, 9], [4, 0, 0]], &device)?;
+/// let context_lens = Tensor::new(&[40u32, 5], &device)?;
+/// let out = paged_decode(&q, &key_cache, &value_cache, &block_tables, &context_lens, &DecodeOptions::default())?;
+/// assert_eq!(out.dims(), [2, 8, 64]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn paged_decode(
     q: &Tensor,
     key_cache: &Tensor,
@@ -34,7 +131,7 @@ pub fn paged_decode(
     q.apply_op3_no_bwd(key_cache, value_cache, &op)
 }
 
-/// [`paged_decode`] with the log-sum-exp of each row and head: F32 `[rows, q_heads]`, natural log, `-inf` where nothing is attended.
+/// [`paged_decode`] with the log-sum-exp of each row and head: F32 `[B*Q, Hq]`, natural log, sinks included, `-inf` where nothing is attended.
 pub fn paged_decode_with_lse(
     q: &Tensor,
     key_cache: &Tensor,
@@ -43,11 +140,19 @@ pub fn paged_decode_with_lse(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<(Tensor, Tensor)> {
-    let _ = (q, key_cache, value_cache, block_tables, context_lens, options);
-    bail!("unwritten")
+    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    let q_heads = if q.rank() >= 2 { q.dims()[q.rank() - 2] } else { 0 };
+    let rows = q.dims().iter().rev().skip(2).product::<usize>();
+    let mut lse = vec![f32::NEG_INFINITY; rows.saturating_mul(q_heads)];
+    let out = with_operands(q, key_cache, value_cache, |q, key, value| op.attend_new(q, key, value, Some(&mut lse)))?;
+    let out = Tensor::from_storage(Storage::Cpu(out), q.shape().clone(), BackpropOp::none(), false);
+    Ok((out, Tensor::from_vec(lse, (rows, q_heads), q.device())?))
 }
 
-/// [`paged_decode`] into `out`, a tensor or view of q's shape and dtype whose last dim is contiguous.
+/// [`paged_decode`] into `out`: a tensor or view of q's shape and dtype whose last dim is contiguous; its other elements keep their values.
+///
+/// # Errors
+/// As [`paged_decode`]; also where `out`'s shape or dtype is not q's, or `out` shares storage with an argument.
 pub fn paged_decode_into(
     out: &Tensor,
     q: &Tensor,
@@ -57,12 +162,110 @@ pub fn paged_decode_into(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<()> {
-    let _ = (out, q, key_cache, value_cache, block_tables, context_lens, options);
-    bail!("unwritten")
+    if out.shape() != q.shape() || out.dtype() != q.dtype() {
+        bail!("out: {:?} {:?}, but q is {:?} {:?}", out.dtype(), out.dims(), q.dtype(), q.dims())
+    }
+    shapes::check_last_contiguous("out", out.layout())?;
+    let scales = [("k_scale", &options.k_scale), ("v_scale", &options.v_scale)];
+    let scales = scales.iter().filter_map(|(name, scale)| scale.tensor().map(|t| (*name, t)));
+    let others = [("q", q), ("key_cache", key_cache), ("value_cache", value_cache)];
+    for (name, tensor) in others.into_iter().chain(scales).chain(options.sinks.iter().map(|t| ("sinks", t))) {
+        if shares_storage(out, tensor) {
+            bail!("out: shares its storage with {name}")
+        }
+    }
+    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    out.inplace_op2(q, &Into { op: &op, key_cache, value_cache })
 }
 
-/// Merges attention over disjoint parts of a context: `outs` of one shape `[rows, q_heads, head_dim]` with their `lses` F32 `[rows, q_heads]`.
-pub fn merge_attention_states(outs: &[Tensor], lses: &[Tensor]) -> Result<(Tensor, Tensor)> {
-    let _ = (outs, lses);
-    bail!("unwritten")
+/// What the planner and the registry decide for a call; nothing is computed.
+pub fn explain_call(
+    q: &Tensor,
+    key_cache: &Tensor,
+    value_cache: &Tensor,
+    block_tables: &Tensor,
+    context_lens: &Tensor,
+    options: &DecodeOptions,
+) -> Result<CallSummary> {
+    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    with_operands(q, key_cache, value_cache, |q, key, value| op.summary(q, key, value))
+}
+
+/// The in-place form of [`PagedDecode`]: writes to an output the caller owns.
+struct Into<'a> {
+    op: &'a PagedDecode,
+    key_cache: &'a Tensor,
+    value_cache: &'a Tensor,
+}
+
+impl InplaceOp2 for Into<'_> {
+    fn name(&self) -> &'static str {
+        "paged-decode-into"
+    }
+
+    fn cpu_fwd(&self, out: &mut CpuStorage, out_layout: &Layout, q: &CpuStorage, q_layout: &Layout) -> Result<()> {
+        let (key, key_layout) = self.key_cache.storage_and_layout();
+        let (value, value_layout) = self.value_cache.storage_and_layout();
+        let key = (cpu_storage("key_cache", &key)?, key_layout);
+        let value = (cpu_storage("value_cache", &value)?, value_layout);
+        self.op.attend_into((out, out_layout), (q, q_layout), key, value)
+    }
+
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<()> {
+        no_kernel("paged-decode-into", "CUDA")
+    }
+
+    fn metal_fwd(&self, _: &mut MetalStorage, _: &Layout, _: &MetalStorage, _: &Layout) -> Result<()> {
+        no_kernel("paged-decode-into", "Metal")
+    }
+}
+
+/// Runs `f` on the CPU storages of q and the caches.
+fn with_operands<T>(
+    q: &Tensor,
+    key_cache: &Tensor,
+    value_cache: &Tensor,
+    f: impl FnOnce(Operand<'_>, Operand<'_>, Operand<'_>) -> Result<T>,
+) -> Result<T> {
+    for (name, tensor) in [("q", q), ("key_cache", key_cache), ("value_cache", value_cache)] {
+        if !tensor.device().is_cpu() {
+            bail!("{name}: on {:?}; this build has no kernel for that device", tensor.device().location())
+        }
+    }
+    let ((q, q_layout), (key, key_layout), (value, value_layout)) =
+        (q.storage_and_layout(), key_cache.storage_and_layout(), value_cache.storage_and_layout());
+    f((cpu_storage("q", &q)?, q_layout), (cpu_storage("key_cache", &key)?, key_layout), (cpu_storage("value_cache", &value)?, value_layout))
+}
+
+/// Whether two tensors are views of one allocation on the CPU.
+pub(crate) fn shares_storage(a: &Tensor, b: &Tensor) -> bool {
+    // Locked one after the other: holding both would deadlock against a writer that waits in between.
+    let address = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
+        Storage::Cpu(storage) => storage_address(storage),
+        _ => None,
+    };
+    address(a).is_some_and(|a| address(b) == Some(a))
+}
+
+/// Where a storage's elements begin; `None` for an empty one.
+pub(crate) fn storage_address(storage: &CpuStorage) -> Option<usize> {
+    fn start<T>(data: &[T]) -> Option<usize> {
+        (!data.is_empty()).then(|| data.as_ptr().addr())
+    }
+    match storage {
+        CpuStorage::U8(data) => start(data),
+        CpuStorage::U32(data) => start(data),
+        CpuStorage::I16(data) => start(data),
+        CpuStorage::I32(data) => start(data),
+        CpuStorage::I64(data) => start(data),
+        CpuStorage::BF16(data) => start(data),
+        CpuStorage::F16(data) => start(data),
+        CpuStorage::F32(data) => start(data),
+        CpuStorage::F64(data) => start(data),
+        CpuStorage::F8E4M3(data) => start(data),
+        CpuStorage::F6E2M3(data) => start(data),
+        CpuStorage::F6E3M2(data) => start(data),
+        CpuStorage::F4(data) => start(data),
+        CpuStorage::F8E8M0(data) => start(data),
+    }
 }

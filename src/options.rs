@@ -18,6 +18,16 @@ pub enum KvScale {
     Tensor(Tensor),
 }
 
+impl KvScale {
+    /// The tensor, where the scale is one.
+    pub(crate) fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Tensor(tensor) => Some(tensor),
+            Self::None | Self::Scalar(_) => None,
+        }
+    }
+}
+
 /// How a call is split into tasks.
 #[derive(Clone, Debug, Default)]
 pub enum PlanChoice {

@@ -8,6 +8,14 @@ use candle::{Result, bail};
 
 use crate::registry::CpuIsa;
 
+/// Query rows (times heads of the group) that one pass over the KV serves; longer rows of work are split.
+pub(crate) const ROW_BLOCK: usize = 64;
+
+/// The instruction set calls run on.
+pub(crate) fn isa() -> Result<CpuIsa> {
+    Ok(detect())
+}
+
 /// The best instruction set of this machine that the kernels know.
 pub(crate) fn detect() -> CpuIsa {
     CpuIsa::Portable

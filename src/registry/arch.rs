@@ -33,3 +33,9 @@ pub struct Arch {
     pub lds_bytes: usize,
     pub wave_size: usize,
 }
+
+impl Arch {
+    pub fn cpu(isa: CpuIsa) -> Self {
+        Self { name: ArchName::Cpu(isa), compute_units: 32, lds_bytes: 0, wave_size: 16 }
+    }
+}

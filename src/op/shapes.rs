@@ -1,0 +1,238 @@
+//! What can be checked of a call from shapes and dtypes alone.
+
+use candle::{DType, Layout, Result, Tensor, bail};
+
+use crate::cache::{CacheDims, KvDtype};
+use crate::options::{DecodeOptions, KvScale};
+use crate::registry::ScaleMode;
+
+/// Largest head_dim and page size the kernels take.
+const MAX_HEAD_DIM: usize = 1024;
+const MAX_PAGE_SIZE: usize = 1024;
+
+/// A tensor as validation sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Meta<'a> {
+    pub dtype: DType,
+    pub layout: &'a Layout,
+}
+
+/// The sizes of a call whose shapes and dtypes agree.
+#[derive(Clone, Debug)]
+pub(crate) struct Shapes {
+    /// Rows of q: `batch * query_len`, or the sum of a ragged batch's query lengths.
+    pub rows: usize,
+    pub q_heads: usize,
+    pub q_dtype: DType,
+    pub dims: CacheDims,
+    pub kv_dtype: KvDtype,
+    pub batch: usize,
+    pub max_pages: usize,
+    pub per_head: bool,
+    pub scales: ScaleMode,
+    pub softmax_scale: f32,
+}
+
+impl Shapes {
+    /// Checks everything that needs no tensor contents.
+    pub fn new(
+        q: Meta<'_>,
+        key: Meta<'_>,
+        value: Meta<'_>,
+        block_tables: &Tensor,
+        context_lens: &Tensor,
+        options: &DecodeOptions,
+    ) -> Result<Self> {
+        let (dims, kv_dtype) = cache_dims(key, value, options)?;
+        let (rows, q_heads, query_batch) = query_dims(q, dims)?;
+        let (batch, max_pages, per_head) = table_dims(block_tables, context_lens, dims)?;
+        check_batch(rows, query_batch, batch, q.layout, options)?;
+        let scales = check_scales(kv_dtype, dims, options)?;
+        let softmax_scale = check_scores(q_heads, dims.head_dim, options)?;
+        Ok(Self { rows, q_heads, q_dtype: q.dtype, dims, kv_dtype, batch, max_pages, per_head, scales, softmax_scale })
+    }
+
+    /// Query heads that share a KV head.
+    pub fn group(&self) -> usize {
+        self.q_heads / self.dims.kv_heads
+    }
+}
+
+fn cache_dims(key: Meta<'_>, value: Meta<'_>, options: &DecodeOptions) -> Result<(CacheDims, KvDtype)> {
+    let kv_dtype = KvDtype::of(key.dtype)?;
+    if value.dtype != key.dtype {
+        bail!("value_cache: dtype {:?} differs from key_cache's {:?}", value.dtype, key.dtype)
+    }
+    let layout = options.layout;
+    let dims = layout.dims_of_key(key.layout.dims(), kv_dtype)?;
+    let CacheDims { page_size, kv_heads, head_dim, .. } = dims;
+    if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
+        bail!("key_cache: head_dim {head_dim} is not a multiple of 8 from 8 to {MAX_HEAD_DIM} (shape {:?})", key.layout.dims())
+    }
+    if page_size == 0 || page_size > MAX_PAGE_SIZE {
+        bail!("key_cache: page size {page_size} is not from 1 to {MAX_PAGE_SIZE} (shape {:?})", key.layout.dims())
+    }
+    if kv_heads == 0 {
+        bail!("key_cache: 0 KV heads (shape {:?})", key.layout.dims())
+    }
+    layout.check(dims, kv_dtype)?;
+    let expected = layout.value_shape(dims, kv_dtype);
+    if value.layout.dims() != expected {
+        bail!(
+            "value_cache: shape {:?}, but a {} cache whose key_cache is {:?} needs {expected:?} (K and V head dims must be equal)",
+            value.layout.dims(),
+            layout.name(),
+            key.layout.dims()
+        )
+    }
+    for (name, meta) in [("key_cache", key), ("value_cache", value)] {
+        check_last_contiguous(name, meta.layout)?;
+    }
+    Ok((dims, kv_dtype))
+}
+
+/// Rows, query heads and, for a 4-D q, its batch.
+fn query_dims(q: Meta<'_>, dims: CacheDims) -> Result<(usize, usize, Option<usize>)> {
+    check_query_dtype("q", q.dtype)?;
+    let (rows, q_heads, head_dim, batch) = match *q.layout.dims() {
+        [rows, heads, d] => (rows, heads, d, None),
+        [batch, len, heads, d] => match batch.checked_mul(len) {
+            Some(rows) => (rows, heads, d, Some(batch)),
+            None => bail!("q: shape {:?} overflows", q.layout.dims()),
+        },
+        _ => bail!("q: expected [rows, q_heads, head_dim] or [batch, query_len, q_heads, head_dim], got {:?}", q.layout.dims()),
+    };
+    if head_dim != dims.head_dim {
+        bail!("q: head_dim {head_dim} differs from the cache's {}", dims.head_dim)
+    }
+    if q_heads == 0 || !q_heads.is_multiple_of(dims.kv_heads) {
+        bail!("q: {q_heads} query heads are not a multiple of the cache's {} KV heads", dims.kv_heads)
+    }
+    check_last_contiguous("q", q.layout)?;
+    Ok((rows, q_heads, batch))
+}
+
+/// Refuses what q (and so the output) cannot be.
+pub(crate) fn check_query_dtype(name: &str, dtype: DType) -> Result<()> {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
+        other => bail!("{name}: dtype {other:?} is not F32, F16 or BF16"),
+    }
+}
+
+/// Refuses a tensor whose last dim is strided.
+pub(crate) fn check_last_contiguous(name: &str, layout: &Layout) -> Result<()> {
+    match (layout.dims().last(), layout.stride().last()) {
+        (Some(&n), Some(&stride)) if n > 1 && stride != 1 => {
+            bail!("{name}: the last dim must be contiguous, got stride {stride} (shape {:?}, strides {:?})", layout.dims(), layout.stride())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Batch, pages a table row, and whether every KV head has its own table.
+fn table_dims(block_tables: &Tensor, context_lens: &Tensor, dims: CacheDims) -> Result<(usize, usize, bool)> {
+    for (name, tensor) in [("block_tables", block_tables), ("context_lens", context_lens)] {
+        if !matches!(tensor.dtype(), DType::U32 | DType::I32) {
+            bail!("{name}: dtype {:?} is not U32 or I32", tensor.dtype())
+        }
+    }
+    let kv_heads = dims.kv_heads;
+    let (batch, max_pages, per_head) = match *block_tables.dims() {
+        [batch, pages] => (batch, pages, false),
+        [batch, heads, pages] if heads == kv_heads => (batch, pages, true),
+        _ => bail!("block_tables: expected [batch, max_pages] or [batch, {kv_heads} KV heads, max_pages], got {:?}", block_tables.dims()),
+    };
+    let expected = if per_head { vec![batch, kv_heads] } else { vec![batch] };
+    if context_lens.dims() != expected {
+        bail!("context_lens: shape {:?}, but block_tables {:?} needs {expected:?}", context_lens.dims(), block_tables.dims())
+    }
+    Ok((batch, max_pages, per_head))
+}
+
+fn check_batch(rows: usize, query_batch: Option<usize>, batch: usize, q: &Layout, options: &DecodeOptions) -> Result<()> {
+    if let Some(start) = &options.query_start {
+        if query_batch.is_some() {
+            bail!("query_start: a ragged batch needs q as [rows, q_heads, head_dim], got {:?}", q.dims())
+        }
+        if !matches!(start.dtype(), DType::U32 | DType::I32) || start.dims() != [batch + 1] {
+            bail!("query_start: expected U32 [{}], got {:?} {:?}", batch + 1, start.dtype(), start.dims())
+        }
+        return Ok(());
+    }
+    match query_batch {
+        Some(b) if b != batch => bail!("q: batch {b} (shape {:?}), but block_tables has {batch} rows", q.dims()),
+        None if batch == 0 && rows != 0 => bail!("q: {rows} rows for an empty batch"),
+        None if batch != 0 && !rows.is_multiple_of(batch) => {
+            bail!("q: {rows} rows are not a multiple of the batch {batch}; a ragged batch needs query_start")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_scales(kv_dtype: KvDtype, dims: CacheDims, options: &DecodeOptions) -> Result<ScaleMode> {
+    let k = scale_mode("k_scale", &options.k_scale, kv_dtype, dims)?;
+    let v = scale_mode("v_scale", &options.v_scale, kv_dtype, dims)?;
+    // A cache with one side per token takes the per-token kernels; the other side's scale is broadcast.
+    Ok(match (k, v) {
+        (ScaleMode::PerToken, _) | (_, ScaleMode::PerToken) => ScaleMode::PerToken,
+        (ScaleMode::Scalar, _) | (_, ScaleMode::Scalar) => ScaleMode::Scalar,
+        (mode, _) => mode,
+    })
+}
+
+fn scale_mode(name: &str, scale: &KvScale, kv_dtype: KvDtype, dims: CacheDims) -> Result<ScaleMode> {
+    let CacheDims { pages, page_size, kv_heads, head_dim } = dims;
+    let mode = match scale {
+        KvScale::None => ScaleMode::None,
+        KvScale::Scalar(value) if !value.is_finite() => bail!("{name}: {value} is not finite"),
+        KvScale::Scalar(_) => ScaleMode::Scalar,
+        KvScale::Tensor(t) if t.dtype() == DType::F32 && t.elem_count() == 1 && kv_dtype != KvDtype::Mxfp4 => ScaleMode::Scalar,
+        KvScale::Tensor(t) if t.dtype() == DType::F32 && t.dims() == [pages, kv_heads, page_size] => ScaleMode::PerToken,
+        KvScale::Tensor(t) if t.dtype() == DType::U8 && t.dims() == [pages, kv_heads, page_size, head_dim / 32] => {
+            check_last_contiguous(name, t.layout())?;
+            ScaleMode::Block
+        }
+        KvScale::Tensor(t) => bail!(
+            "{name}: {:?} {:?} is neither one F32, nor F32 {:?} (per token), nor U8 {:?} (E8M0 blocks)",
+            t.dtype(),
+            t.dims(),
+            [pages, kv_heads, page_size],
+            [pages, kv_heads, page_size, head_dim / 32]
+        ),
+    };
+    match (kv_dtype, mode) {
+        (KvDtype::Fp8, ScaleMode::None | ScaleMode::Scalar | ScaleMode::PerToken) | (KvDtype::Mxfp4, ScaleMode::Block) => Ok(mode),
+        (KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16, ScaleMode::None) => Ok(mode),
+        (KvDtype::Mxfp4, _) => bail!("{name}: an MXFP4 cache needs U8 E8M0 scales [pages, kv_heads, page_size, head_dim/32]"),
+        (_, _) => bail!("{name}: a {kv_dtype:?} cache takes no {mode:?} scale"),
+    }
+}
+
+/// Checks the score options; gives the softmax scale.
+fn check_scores(q_heads: usize, head_dim: usize, options: &DecodeOptions) -> Result<f32> {
+    let scale = options.softmax_scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
+    if !scale.is_finite() {
+        bail!("softmax_scale: {scale} is not finite")
+    }
+    if options.window == Some(0) {
+        bail!("window: 0 tokens; a window has at least 1")
+    }
+    if let Some(cap) = options.softcap
+        && !(cap.is_finite() && cap > 0.0)
+    {
+        bail!("softcap: {cap} is not a positive number")
+    }
+    if options.max_partitions == Some(0) {
+        bail!("max_partitions: 0; a sequence has at least 1")
+    }
+    if options.workgroup_budget == Some(0) {
+        bail!("workgroup_budget: 0; a plan has at least 1 slot")
+    }
+    if let Some(sinks) = &options.sinks
+        && (sinks.dtype() != DType::F32 || sinks.dims() != [q_heads])
+    {
+        bail!("sinks: expected F32 [{q_heads}], got {:?} {:?}", sinks.dtype(), sinks.dims())
+    }
+    Ok(scale)
+}

@@ -1,0 +1,78 @@
+//! Random calls against the float64 reference: shapes, layouts, dtypes, lengths, ragged batches, views, windows, sinks, per-head tables, poison.
+
+use candle::DType;
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use proptest::prelude::*;
+use testkit::cases::{CaseSpec, Poison, Scales};
+
+/// Cases a run draws; CI's bar is 500.
+const CASES: u32 = 640;
+
+fn dtypes() -> impl Strategy<Value = (KvDtype, Scales)> {
+    prop_oneof![
+        (prop_oneof![Just(KvDtype::F32), Just(KvDtype::F16), Just(KvDtype::Bf16)], Just(Scales::None)),
+        (Just(KvDtype::Fp8), prop_oneof![Just(Scales::None), Just(Scales::Scalar), Just(Scales::ScalarTensor), Just(Scales::PerToken)]),
+        (Just(KvDtype::Mxfp4), Just(Scales::None)),
+    ]
+}
+
+/// Sizes that the layout and dtype admit.
+fn geometry() -> impl Strategy<Value = (CacheLayout, KvDtype, Scales, usize, usize)> {
+    (dtypes(), prop::sample::select(CacheLayout::ALL.to_vec()), 1usize..=24, 1usize..=150).prop_map(
+        |((kv, scales), layout, eighths, page)| {
+            let x = kv.elements_per_16_bytes();
+            match (kv, layout) {
+                (KvDtype::Mxfp4, CacheLayout::Vllm | CacheLayout::Shuffled) => {
+                    (CacheLayout::Hnd, kv, scales, eighths.div_ceil(4) * 32, page)
+                }
+                (KvDtype::Mxfp4, _) => (layout, kv, scales, eighths.div_ceil(4) * 32, page),
+                (_, CacheLayout::Vllm | CacheLayout::Shuffled) => {
+                    (layout, kv, scales, (eighths * 8).next_multiple_of(x), page.next_multiple_of(x))
+                }
+                _ => (layout, kv, scales, eighths * 8, page),
+            }
+        },
+    )
+}
+
+/// Context lengths: empty, negative, short, and past a few tiles.
+fn length() -> impl Strategy<Value = i64> {
+    prop_oneof![1 => Just(0i64), 1 => Just(-1), 3 => 1i64..20, 4 => 1i64..400, 2 => 240i64..270, 1 => 400i64..1500]
+}
+
+fn batch() -> impl Strategy<Value = (Vec<i64>, Vec<usize>)> {
+    prop_oneof![
+        3 => (prop::collection::vec(length(), 0..6), 1usize..=16).prop_map(|(lens, q)| (lens, vec![q])),
+        2 => prop::collection::vec((length(), prop_oneof![4 => 0usize..6, 1 => 20usize..70]), 2..5).prop_map(|pairs| pairs.into_iter().unzip()),
+    ]
+}
+
+prop_compose! {
+    fn spec()(
+        (layout, kv_dtype, scales, head_dim, page_size) in geometry(),
+        (lens, query_lens) in batch(),
+        (kv_heads, group) in (1usize..=3, prop_oneof![3 => 1usize..=8, 1 => Just(16usize), 1 => 17usize..=20]),
+        q_dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
+        (per_head, sinks, plan_free, page_strided, q_strided, signed_tables) in any::<(bool, bool, bool, bool, bool, bool)>(),
+        (window, softcap) in (prop::option::of(1usize..300), prop::option::of(1f32..30.0)),
+        (softmax_scale, q_factor) in (prop::option::of(-0.5f32..0.5), prop_oneof![3 => Just(1f32), 1 => Just(8.0)]),
+        (max_partitions, workgroup_budget) in (prop::option::of(1usize..6), prop::option::of(1usize..40)),
+        poison in prop_oneof![Just(Poison::NaN), Just(Poison::Infinity)],
+        seed in any::<u64>(),
+    ) -> CaseSpec {
+        CaseSpec {
+            seed, kv_heads, group, head_dim, page_size, layout, kv_dtype, q_dtype, scales, lens, query_lens, per_head, window, softcap, sinks,
+            softmax_scale, q_factor, plan_free, max_partitions, workgroup_budget, poison, page_strided, q_strided, signed_tables,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_calls_match_the_reference(spec in spec()) {
+        let case = spec.build().map_err(|e| TestCaseError::fail(format!("building: {e}")))?;
+        case.check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}
