@@ -1,28 +1,57 @@
 //! [`AppendAndAttend`]: write the new tokens into the cache, then attend.
 
-use candle::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor, bail};
 
-use crate::cache::PagedKvCache;
+use crate::cache::{LayerCache, PagedKvCache, shares_storage};
+use crate::op::{Operand, PagedDecode, host::cpu_storage, no_kernel};
 use crate::options::DecodeOptions;
 
-/// A candle op over the new tokens' (q, k, v) that holds the cache: k and v `[rows, kv_heads, head_dim]` go to the slots of
-/// `slot_mapping` (I64 `[rows]`, `page * page_size + offset`, negative = skip), then q attends as [`crate::paged_decode`] does.
+/// A candle op over the new tokens' (q, k, v) that holds the cache: it writes k and v into their pages, then attends.
 ///
-/// The cache's own layout and scales are used; those of `options` are ignored... see `PagedKvCache`.
+/// - q: as in [`PagedDecode`], `[rows, q_heads, head_dim]` or `[batch, query_len, q_heads, head_dim]`; so is the output.
+/// - k, v: F32, F16 or BF16 `[rows, kv_heads, head_dim]`, quantized as the cache is.
+///
+/// Nothing but the new tokens is copied, so it is the op for a cache that candle itself has no storage for.
+///
+/// # Errors
+/// Those of [`PagedDecode`] and of [`PagedKvCache::write`], and a k whose rows are not q's. All are found before the cache changes.
+#[derive(Clone, Debug)]
 pub struct AppendAndAttend<'a> {
     pub cache: &'a PagedKvCache,
+    /// Layer of the cache to write and read.
     pub layer: usize,
+    /// I64 `[rows]`: `page * page_size + offset` of each new token; negative = do not write it.
     pub slot_mapping: Tensor,
+    /// U32 or I32 `[batch, max_pages]` or `[batch, kv_heads, max_pages]`.
     pub block_tables: Tensor,
+    /// U32 or I32 `[batch]` or `[batch, kv_heads]`: tokens in the cache once the new ones are written.
     pub context_lens: Tensor,
+    /// Everything optional; the layout and the scales are the cache's own, whatever stands here.
     pub options: DecodeOptions,
 }
 
 impl AppendAndAttend<'_> {
-    /// Applies the op.
+    /// Applies the op to q, k and v.
     pub fn apply(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         q.apply_op3_no_bwd(k, v, self)
     }
+
+    /// The decode over the cache's layer.
+    fn decode(&self, layer: &LayerCache) -> PagedDecode {
+        let options = DecodeOptions {
+            layout: self.cache.layout(),
+            k_scale: layer.k_scale.clone(),
+            v_scale: layer.v_scale.clone(),
+            ..self.options.clone()
+        };
+        PagedDecode { block_tables: self.block_tables.clone(), context_lens: self.context_lens.clone(), options }
+    }
+}
+
+/// Runs `f` on a layer's K and V, locked for reading.
+fn with_layer<T>(layer: &LayerCache, f: impl FnOnce(Operand<'_>, Operand<'_>) -> Result<T>) -> Result<T> {
+    let ((key, key_layout), (value, value_layout)) = (layer.key.storage_and_layout(), layer.value.storage_and_layout());
+    f((cpu_storage("key_cache", &key)?, key_layout), (cpu_storage("value_cache", &value)?, value_layout))
 }
 
 impl CustomOp3 for AppendAndAttend<'_> {
@@ -30,7 +59,55 @@ impl CustomOp3 for AppendAndAttend<'_> {
         "append-and-attend"
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        bail!("unwritten")
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let layer = self.cache.layer(self.layer)?;
+        let scales = [("k_scale", layer.k_scale.tensor()), ("v_scale", layer.v_scale.tensor())];
+        let tensors = [("key_cache", Some(&layer.key)), ("value_cache", Some(&layer.value))].into_iter().chain(scales);
+        for (name, tensor) in tensors.filter_map(|(name, tensor)| tensor.map(|t| (name, t))) {
+            if shares_storage(tensor, q) {
+                bail!("q: shares its storage with {name}, which is to be written; pass a copy")
+            }
+        }
+        let rows: usize = q_layout.dims().iter().rev().skip(2).product();
+        if k_layout.dims().first() != Some(&rows) {
+            bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k_layout.dims(), q_layout.dims())
+        }
+        let decode = self.decode(layer);
+        with_layer(layer, |key, value| decode.check((q, q_layout), key, value))?;
+        self.cache.write_storage(self.layer, (k, k_layout), (v, v_layout), &self.slot_mapping)?;
+        let out = with_layer(layer, |key, value| decode.attend_new((q, q_layout), key, value, None))?;
+        Ok((out, q_layout.shape().clone()))
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        no_kernel("append-and-attend", "CUDA")
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        no_kernel("append-and-attend", "Metal")
     }
 }

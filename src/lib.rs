@@ -2,6 +2,7 @@
 
 mod append;
 pub mod cache;
+mod case;
 mod cpu;
 mod op;
 mod options;
@@ -10,5 +11,6 @@ pub mod quant;
 pub mod registry;
 
 pub use append::AppendAndAttend;
+pub use case::Case;
 pub use op::{CallSummary, PagedDecode, explain_call, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse};
 pub use options::{DecodeOptions, KvScale, PlanChoice};

@@ -2,7 +2,7 @@
 
 mod cpu;
 mod elements;
-mod host;
+pub(crate) mod host;
 mod merge;
 mod shapes;
 
@@ -170,7 +170,7 @@ pub fn paged_decode_into(
     let scales = scales.iter().filter_map(|(name, scale)| scale.tensor().map(|t| (*name, t)));
     let others = [("q", q), ("key_cache", key_cache), ("value_cache", value_cache)];
     for (name, tensor) in others.into_iter().chain(scales).chain(options.sinks.iter().map(|t| ("sinks", t))) {
-        if shares_storage(out, tensor) {
+        if same_storage(out, tensor) {
             bail!("out: shares its storage with {name}")
         }
     }
@@ -238,34 +238,11 @@ fn with_operands<T>(
 }
 
 /// Whether two tensors are views of one allocation on the CPU.
-pub(crate) fn shares_storage(a: &Tensor, b: &Tensor) -> bool {
+fn same_storage(a: &Tensor, b: &Tensor) -> bool {
     // Locked one after the other: holding both would deadlock against a writer that waits in between.
     let address = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
-        Storage::Cpu(storage) => storage_address(storage),
+        Storage::Cpu(storage) => Some(std::ptr::from_ref(storage).addr()),
         _ => None,
     };
     address(a).is_some_and(|a| address(b) == Some(a))
-}
-
-/// Where a storage's elements begin; `None` for an empty one.
-pub(crate) fn storage_address(storage: &CpuStorage) -> Option<usize> {
-    fn start<T>(data: &[T]) -> Option<usize> {
-        (!data.is_empty()).then(|| data.as_ptr().addr())
-    }
-    match storage {
-        CpuStorage::U8(data) => start(data),
-        CpuStorage::U32(data) => start(data),
-        CpuStorage::I16(data) => start(data),
-        CpuStorage::I32(data) => start(data),
-        CpuStorage::I64(data) => start(data),
-        CpuStorage::BF16(data) => start(data),
-        CpuStorage::F16(data) => start(data),
-        CpuStorage::F32(data) => start(data),
-        CpuStorage::F64(data) => start(data),
-        CpuStorage::F8E4M3(data) => start(data),
-        CpuStorage::F6E2M3(data) => start(data),
-        CpuStorage::F6E3M2(data) => start(data),
-        CpuStorage::F4(data) => start(data),
-        CpuStorage::F8E8M0(data) => start(data),
-    }
 }

@@ -257,6 +257,19 @@ impl KvStrides {
         }
     }
 
+    /// Strides of a scale tensor `[pages, kv_heads, page_size]` or `[pages, kv_heads, page_size, blocks]`, blocks contiguous.
+    pub fn of_scale(layout: &Layout) -> Self {
+        let s = layout.stride();
+        Self::rows(layout.start_offset(), s[0], s[1], s[2])
+    }
+
+    /// The contiguous or evenly strided runs of a row of `width` dims: (first dim, dims, offset of the first), dims `self.dim` apart.
+    pub(crate) fn runs(&self, page: usize, head: usize, token: usize, width: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        let row = self.offset(page, head, token, 0);
+        let (chunk, stride) = (self.dim_chunk.min(width), self.dim_chunk_stride);
+        (0..width.div_ceil(chunk)).map(move |c| (c * chunk, chunk.min(width - c * chunk), row + c * stride))
+    }
+
     /// Offset of one element in the storage.
     pub fn offset(&self, page: usize, head: usize, token: usize, dim: usize) -> usize {
         self.start

@@ -1,7 +1,17 @@
 //! The KV cache: layouts, pages, writes.
 
+mod copy;
+mod form;
+mod gather;
 mod layout;
-
-pub use layout::{CacheDims, CacheLayout, KvDtype, KvStrides, MXFP4_BLOCK};
+mod rows;
 mod store;
+mod write;
+
+pub use copy::copy_pages;
+pub use gather::gather;
+pub use layout::{CacheDims, CacheLayout, KvDtype, KvStrides, MXFP4_BLOCK};
 pub use store::{CacheConfig, LayerCache, PagedKvCache, Quantization};
+pub use write::reshape_and_cache;
+
+pub(crate) use form::shares_storage;

@@ -1,17 +1,23 @@
 //! [`PagedKvCache`]: the tensors.
 
-use candle::{Device, Result, Tensor, bail};
+use candle::{CpuStorage, DType, Device, Layout, Result, Tensor, bail};
 
-use super::{CacheDims, CacheLayout, KvDtype};
+use super::write::reshape_and_cache_storage;
+use super::{CacheDims, CacheLayout, KvDtype, MXFP4_BLOCK, copy_pages, gather, reshape_and_cache};
 use crate::options::KvScale;
 
-/// How an 8-bit cache scales what it stores.
+/// How an 8-bit or 4-bit cache scales what it stores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Quantization {
     /// Stored as they are (F32, F16, BF16; FP8 with scale 1).
     None,
     /// FP8 with one scale each for K and V: stored = value / scale.
-    Scalar { k: f32, v: f32 },
+    Scalar {
+        /// K's scale, finite and above 0.
+        k: f32,
+        /// V's scale, finite and above 0.
+        v: f32,
+    },
     /// FP8 with a scale per (page, head, token), chosen from the token's largest magnitude.
     PerToken,
     /// MXFP4: E8M0 scales of 32-element blocks.
@@ -21,44 +27,139 @@ pub enum Quantization {
 /// What a cache is made of.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
+    /// Layers, each with K and V tensors of its own.
     pub layers: usize,
+    /// Sizes of each layer.
     pub dims: CacheDims,
+    /// What one stored element is.
     pub dtype: KvDtype,
     /// `None`: the layout the registry prefers on the device.
     pub layout: Option<CacheLayout>,
+    /// How elements are scaled; must go with `dtype`.
     pub quantization: Quantization,
 }
 
 /// The K and V pages of every layer on one device.
+///
+/// Cloning shares the tensors. The cache knows nothing of sequences: a `PagePool` says which pages are whose.
 #[derive(Clone, Debug)]
 pub struct PagedKvCache {
     config: CacheConfig,
+    layout: CacheLayout,
     layers: Vec<LayerCache>,
 }
 
 /// One layer's tensors.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
+    /// K, shaped as [`CacheLayout::key_shape`] says.
     pub key: Tensor,
+    /// V, shaped as [`CacheLayout::value_shape`] says.
     pub value: Tensor,
+    /// The factor from K's stored elements to values.
     pub k_scale: KvScale,
+    /// The factor from V's stored elements to values.
     pub v_scale: KvScale,
 }
 
-impl PagedKvCache {
-    pub fn new(config: CacheConfig, device: &Device) -> Result<Self> {
-        let _ = (config, device);
-        bail!("unwritten")
+impl CacheConfig {
+    /// Bytes of one page over all layers, K, V and paged scales: what a memory budget is divided by to choose `dims.pages`.
+    pub fn page_bytes(&self) -> Result<usize> {
+        let CacheDims { page_size, kv_heads, head_dim, .. } = self.dims;
+        let scale_bits = match self.quantization {
+            Quantization::None | Quantization::Scalar { .. } => 0,
+            Quantization::PerToken => 32,
+            Quantization::Block => head_dim / MXFP4_BLOCK * 8,
+        };
+        let row_bytes = head_dim.checked_mul(self.dtype.bits()).map(|bits| (bits + scale_bits) / 8);
+        let bytes = [page_size, kv_heads, self.layers, 2].into_iter().try_fold(row_bytes, |bytes, n| Some(bytes?.checked_mul(n))).flatten();
+        match bytes {
+            Some(bytes) => Ok(bytes),
+            None => bail!("dims: a page of {:?} in {} layers passes the address space", self.dims, self.layers),
+        }
     }
 
+    fn check(&self, layout: CacheLayout) -> Result<()> {
+        let CacheDims { pages, page_size, kv_heads, head_dim } = self.dims;
+        for (name, size) in
+            [("layers", self.layers), ("pages", pages), ("page_size", page_size), ("kv_heads", kv_heads), ("head_dim", head_dim)]
+        {
+            if size == 0 {
+                bail!("{name}: at least 1")
+            }
+        }
+        if pages > i32::MAX as usize {
+            bail!("pages: page ids are 31-bit, got {pages} pages")
+        }
+        layout.check(self.dims, self.dtype)?;
+        match (self.dtype, self.quantization) {
+            (KvDtype::Mxfp4, Quantization::Block) => {}
+            (KvDtype::Mxfp4, other) => bail!("quantization: an MXFP4 cache is quantized by Block, not {other:?}"),
+            (KvDtype::Fp8, Quantization::Scalar { k, v }) if !(k.is_finite() && k > 0.0 && v.is_finite() && v > 0.0) => {
+                bail!("quantization: scales are finite and above 0, got k {k}, v {v}")
+            }
+            (KvDtype::Fp8, Quantization::None | Quantization::Scalar { .. } | Quantization::PerToken) => {}
+            (_, Quantization::None) => {}
+            (dtype, other) => bail!("quantization: {other:?} does not go with {} elements", dtype.name()),
+        }
+        match self.page_bytes()?.checked_mul(pages) {
+            Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
+            _ => bail!("pages: {pages} pages of {} bytes pass the address space", self.page_bytes()?),
+        }
+    }
+
+    fn layer(&self, layout: CacheLayout, device: &Device) -> Result<LayerCache> {
+        let CacheDims { pages, page_size, kv_heads, head_dim } = self.dims;
+        let scale = |factor: f32| -> Result<KvScale> {
+            Ok(match self.quantization {
+                Quantization::None => KvScale::None,
+                Quantization::Scalar { .. } => KvScale::Scalar(factor),
+                Quantization::PerToken => KvScale::Tensor(zeros(vec![pages, kv_heads, page_size], DType::F32, device)?),
+                Quantization::Block => KvScale::Tensor(zeros(vec![pages, kv_heads, page_size, head_dim / MXFP4_BLOCK], DType::U8, device)?),
+            })
+        };
+        let (k, v) = match self.quantization {
+            Quantization::Scalar { k, v } => (k, v),
+            _ => (1.0, 1.0),
+        };
+        Ok(LayerCache {
+            key: zeros(layout.key_shape(self.dims, self.dtype), self.dtype.dtype(), device)?,
+            value: zeros(layout.value_shape(self.dims, self.dtype), self.dtype.dtype(), device)?,
+            k_scale: scale(k)?,
+            v_scale: scale(v)?,
+        })
+    }
+}
+
+/// Zeros, or an error where host memory cannot be had (a failed allocation would end the process).
+fn zeros(shape: Vec<usize>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let bytes = shape.iter().product::<usize>() * dtype.size_in_bytes();
+    if device.is_cpu() && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+        bail!("pages: no memory for a tensor {shape:?} of {dtype:?} ({bytes} bytes)")
+    }
+    Tensor::zeros(shape, dtype, device)
+}
+
+impl PagedKvCache {
+    /// Zeroed pages on `device`. Refuses sizes, dtypes and scales that do not go together, and sizes that memory cannot hold.
+    pub fn new(config: CacheConfig, device: &Device) -> Result<Self> {
+        let layout = config.layout.unwrap_or_else(|| preferred_layout(device));
+        config.check(layout)?;
+        let layers = (0..config.layers).map(|_| config.layer(layout, device)).collect::<Result<_>>()?;
+        Ok(Self { config, layout, layers })
+    }
+
+    /// What the cache was made from.
     pub fn config(&self) -> &CacheConfig {
         &self.config
     }
 
+    /// The layout of every layer's tensors.
     pub fn layout(&self) -> CacheLayout {
-        CacheLayout::Nhd
+        self.layout
     }
 
+    /// The tensors of a layer.
     pub fn layer(&self, layer: usize) -> Result<&LayerCache> {
         match self.layers.get(layer) {
             Some(cache) => Ok(cache),
@@ -66,9 +167,38 @@ impl PagedKvCache {
         }
     }
 
-    /// Writes k and v `[tokens, kv_heads, head_dim]` (F32, F16 or BF16) to `slot_mapping` I64 `[tokens]`, quantizing as configured.
+    /// Writes k and v `[tokens, kv_heads, head_dim]` (F32, F16 or BF16) to `slot_mapping` I64 `[tokens]`, quantizing as configured:
+    /// [`reshape_and_cache`] on one layer.
     pub fn write(&self, layer: usize, k: &Tensor, v: &Tensor, slot_mapping: &Tensor) -> Result<()> {
-        let _ = (layer, k, v, slot_mapping);
-        bail!("unwritten")
+        reshape_and_cache(k, v, slot_mapping, self.layer(layer)?, self.layout)
     }
+
+    /// [`PagedKvCache::write`] from inside an op, where candle has lent the storages of k and v.
+    pub(crate) fn write_storage(
+        &self,
+        layer: usize,
+        k: (&CpuStorage, &Layout),
+        v: (&CpuStorage, &Layout),
+        slot_mapping: &Tensor,
+    ) -> Result<()> {
+        reshape_and_cache_storage(k, v, slot_mapping, self.layer(layer)?, self.layout)
+    }
+
+    /// Copies pages (src, dst) in every layer, in order: [`copy_pages`]. What a pool's copy-on-write asks for.
+    pub fn copy_pages(&self, pairs: &[(u32, u32)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        self.layers.iter().try_for_each(|layer| copy_pages(layer, self.layout, pairs))
+    }
+
+    /// The first `len` tokens of `pages` as contiguous F32 k and v `[len, kv_heads, head_dim]`, scales applied: [`gather`].
+    pub fn gather(&self, layer: usize, pages: &[u32], len: usize) -> Result<(Tensor, Tensor)> {
+        gather(self.layer(layer)?, self.layout, pages, len)
+    }
+}
+
+/// What a cache takes when left to choose.
+fn preferred_layout(_: &Device) -> CacheLayout {
+    CacheLayout::Nhd
 }

@@ -9,6 +9,7 @@ use super::host::{self, cpu_storage};
 use super::shapes::{Meta, Shapes};
 use super::{CallSummary, PagedDecode};
 use crate::cache::KvDtype;
+use crate::case;
 use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Row, Scale};
 use crate::options::{KvScale, PlanChoice};
 use crate::plan::{HostPlan, PlanRequest};
@@ -37,7 +38,7 @@ fn row_strides(layout: &Layout) -> Option<RowStrides> {
 
 impl PagedDecode {
     /// Attends into fresh contiguous storage of q's shape and dtype.
-    pub(super) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, lse: Option<&mut [f32]>) -> Result<CpuStorage> {
+    pub(crate) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, lse: Option<&mut [f32]>) -> Result<CpuStorage> {
         let shapes = self.shapes(q, key, value)?;
         let layout = Layout::contiguous((shapes.rows, shapes.q_heads, shapes.dims.head_dim));
         let mut out = zeros(shapes.q_dtype, layout.shape().elem_count())?;
@@ -88,6 +89,7 @@ impl PagedDecode {
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
         let options = &self.options;
+        case::maybe_record(q, key, value, &self.block_tables, &self.context_lens, options)?;
         let rows = host::rows(shapes, &self.context_lens, options)?;
         let (table_storage, table_layout) = self.block_tables.storage_and_layout();
         let table = host::page_table(shapes, cpu_storage("block_tables", &table_storage)?, table_layout)?;
@@ -180,6 +182,7 @@ impl PagedDecode {
             plan_free: matches!(options.plan, PlanChoice::Free),
             max_partitions: options.max_partitions,
             capacity: plan.work.len(),
+            kernarg_preload: 0,
         }
     }
 }

@@ -99,7 +99,7 @@ pub(crate) fn page_table<'a>(shapes: &Shapes, storage: &'a CpuStorage, layout: &
 pub(crate) fn check_pages(shapes: &Shapes, rows: &[Row], table: &PageTable<'_>, window: Option<usize>) -> Result<()> {
     let page_size = shapes.dims.page_size;
     let heads = if shapes.per_head { shapes.dims.kv_heads } else { 1 };
-    for (row, r) in rows.iter().enumerate() {
+    for (row, r) in rows.iter().enumerate().filter(|(_, r)| r.query_len > 0) {
         for column in first_token(r, window) / page_size..r.context_len.div_ceil(page_size) {
             let page = table.page(row / heads, row % heads, column);
             if page < 0 || page >= shapes.dims.pages as i64 {

@@ -1,87 +1,34 @@
 //! The planner: how a batch is split into tasks. Pure; no device code.
+//!
+//! A *plan row* is one sequence, or one (sequence, KV head) pair where each KV head has its own block table. The tokens a row attends are
+//! counted in tiles of [`TILE_TOKENS`]; a *task* is a contiguous range of one row's tiles, and occupies one *slot* of the plan. KV heads
+//! that share a plan row run the same tasks, so a plan of `capacity` slots launches `capacity * kv_heads` workgroups.
+//!
+//! Planning goes in four steps, each a pure function that a device planner can repeat record for record:
+//!
+//! 1. [`tile_range`]: context length, query length and window of a row give the tiles it needs.
+//! 2. [`capacity`]: batch, budget and partition limit give the number of slots. It does not depend on the lengths, so tensors and scratch
+//!    of this size stay right for every step of a decode loop.
+//! 3. [`Split`]: how many tasks each row gets, by [`MinMaxRule`] or [`ProportionalRule`].
+//! 4. [`HostPlan`]: the tasks packed row by row into slots; `n` tasks of `t` tiles start at tile `floor(i * t / n)` of the row's range.
 
-use std::sync::Arc;
+mod block;
+mod budget;
+mod covers;
+mod decode;
+mod host;
+mod minmax;
+mod proportional;
+mod request;
+mod split;
+mod tiles;
 
-use candle::{Device, Result, Tensor, bail};
-
-use crate::registry::Arch;
-
-/// KV tokens of a tile: the unit a task's range is counted in.
-pub const TILE_TOKENS: usize = 256;
-
-/// A plan as plain records.
-///
-/// `work[slot] = [row, first tile, end tile, partition index]`, padding has row -1; `reduce[row] = [first slot, count]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostPlan {
-    pub work: Vec<[i32; 4]>,
-    pub reduce: Vec<[i32; 2]>,
-}
-
-/// What a plan is made for.
-#[derive(Clone, Debug)]
-pub struct PlanRequest<'a> {
-    /// Context length of each plan row (one a sequence, or one a (sequence, KV head) with per-head tables). Any value; <= 0 is empty.
-    pub context_lens: &'a [i32],
-    /// New tokens of each plan row; one entry serves all.
-    pub query_lens: &'a [usize],
-    /// KV heads that share each plan row: `kv_heads`, or 1 with per-head tables.
-    pub kv_heads: usize,
-    pub window: Option<usize>,
-    pub max_partitions: Option<usize>,
-    pub workgroup_budget: Option<usize>,
-}
-
-impl HostPlan {
-    /// Plans `request` for `arch`.
-    pub fn new(request: &PlanRequest<'_>, arch: &Arch) -> Result<Self> {
-        let _ = (request, arch);
-        bail!("unwritten")
-    }
-
-    /// The plan-free split: each row is one task in its own slot.
-    pub fn free(request: &PlanRequest<'_>) -> Self {
-        let _ = request;
-        Self { work: vec![], reduce: vec![] }
-    }
-
-    /// Refuses a plan that does not cover exactly the tiles `request` needs (a plan made for other lengths).
-    pub fn check_covers(&self, request: &PlanRequest<'_>) -> Result<()> {
-        let _ = request;
-        Ok(())
-    }
-}
-
-/// A plan as the kernels take it: I32 tensors on a device, with the host records where they were made on the host.
-#[derive(Clone, Debug)]
-pub struct DecodePlan {
-    work_info: Tensor,
-    reduce_info: Tensor,
-    host: Option<Arc<HostPlan>>,
-}
-
-impl DecodePlan {
-    /// Plans on the host and copies the records to `device`.
-    pub fn new(request: &PlanRequest<'_>, arch: &Arch, device: &Device) -> Result<Self> {
-        let _ = (request, arch, device);
-        bail!("unwritten")
-    }
-
-    /// I32 `[capacity, 4]`.
-    pub fn work_info(&self) -> &Tensor {
-        &self.work_info
-    }
-
-    /// I32 `[rows, 2]`.
-    pub fn reduce_info(&self) -> &Tensor {
-        &self.reduce_info
-    }
-
-    /// The host records, read back from the device where they were not made here.
-    pub fn host(&self) -> Result<Arc<HostPlan>> {
-        match &self.host {
-            Some(host) => Ok(host.clone()),
-            None => bail!("unwritten"),
-        }
-    }
-}
+pub use block::{PLANNER_THREADS, PlannerBlock, batch_bucket};
+pub use budget::{MAX_SLOTS, capacity, default_budget};
+pub use decode::DecodePlan;
+pub use host::{HostPlan, PADDING};
+pub use minmax::{MinMaxRule, tile_bound};
+pub use proportional::ProportionalRule;
+pub use request::PlanRequest;
+pub use split::Split;
+pub use tiles::{TILE_TOKENS, TileRange, tile_range};

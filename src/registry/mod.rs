@@ -1,9 +1,15 @@
 //! Which kernel runs: a pure function of the problem and the arch.
 
+mod amd;
 mod arch;
+mod cpu;
+mod cuda;
+mod flags;
+mod lds;
 mod problem;
 mod select;
 
 pub use arch::{Arch, ArchName, CpuIsa};
-pub use problem::{Problem, ScaleMode};
-pub use select::{Flags, KernelKey, Selection, select};
+pub use flags::{Flags, Missing};
+pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
+pub use select::{KernelKey, Selection, missing_requirements, preferred_layout, select};

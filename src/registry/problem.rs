@@ -1,19 +1,35 @@
 //! The facts of a call that choose its kernel.
 
-use candle::DType;
+use candle::{DType, Result, bail};
 
-use crate::cache::{CacheLayout, KvDtype};
+use crate::cache::{CacheDims, CacheLayout, KvDtype};
 
-/// How FP8 or MXFP4 scales are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Query rows (query token, head) of one matrix tile.
+pub const M_TILE_ROWS: usize = 16;
+
+/// How FP8 or MXFP4 scales are stored. Where K's and V's differ, the finer of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ScaleMode {
+    /// Stored values are the values.
     None,
+    /// One factor for the cache, wherever it lives.
     Scalar,
+    /// One F32 a (page, KV head, token).
     PerToken,
+    /// One E8M0 byte a (page, KV head, token, 32 dims): MXFP4.
     Block,
 }
 
 /// One call, as numbers.
+///
+/// ```
+/// use candle_paged_attn::registry::{Arch, Problem, select};
+///
+/// let verify = Problem { batch: 8, query_len: 4, ..Problem::default() };
+/// let selection = select(&verify, &Arch::gfx950())?;
+/// assert_eq!(selection.kernel, "pa_bf16_d128_p128_m4_mtp_fused");
+/// # Ok::<(), candle::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     pub batch: usize,
@@ -42,4 +58,93 @@ pub struct Problem {
     pub max_partitions: Option<usize>,
     /// Slots of the plan.
     pub capacity: usize,
+    /// Leading kernel-argument dwords to preload into scalar registers where the arch can: 16 unless configured; 0 turns it off.
+    pub kernarg_preload: usize,
+}
+
+impl Default for Problem {
+    /// Plain causal decode of one sequence with 16 query heads on one KV head, BF16, head_dim 128, page 128, in the AMD kernels' layout.
+    fn default() -> Self {
+        Self {
+            batch: 1,
+            q_heads: 16,
+            kv_heads: 1,
+            head_dim: 128,
+            page_size: 128,
+            query_len: 1,
+            query_dtype: DType::BF16,
+            kv_dtype: KvDtype::Bf16,
+            layout: CacheLayout::Shuffled,
+            scales: ScaleMode::None,
+            max_pages: 2048,
+            per_head_tables: false,
+            ragged: false,
+            windowed: false,
+            softcap: false,
+            sinks: false,
+            positive_scale: true,
+            output_like_query: true,
+            plan_free: false,
+            max_partitions: None,
+            capacity: 1,
+            kernarg_preload: 16,
+        }
+    }
+}
+
+impl Problem {
+    /// Query heads of one KV head. 0 where `q_heads < kv_heads` or there is no KV head.
+    pub fn group(&self) -> usize {
+        self.q_heads.checked_div(self.kv_heads).unwrap_or(0)
+    }
+
+    /// 16-row tiles that the rows (query token, head) of one KV head fill: `ceil(query_len * group / 16)`, at least 1.
+    pub fn m_tiles(&self) -> usize {
+        self.query_len.saturating_mul(self.group()).div_ceil(M_TILE_ROWS).max(1)
+    }
+
+    /// Whether every sequence is one task: a plan of one partition, or no plan.
+    pub fn one_partition(&self) -> bool {
+        self.plan_free || self.max_partitions == Some(1)
+    }
+
+    /// Workgroups of one (task slot, KV head), times task slots and KV heads, where each takes one group of M-tiles.
+    pub fn workgroups(&self) -> usize {
+        let rows = if self.per_head_tables { self.batch.saturating_mul(self.kv_heads) } else { self.batch };
+        // One partition means one slot a row, whatever capacity says.
+        let slots = if self.one_partition() { rows } else { self.capacity };
+        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
+        slots.saturating_mul(heads)
+    }
+
+    /// Refuses what no kernel of any arch can be: sizes of 0, heads that do not divide, dtypes and scales that do not go together,
+    /// a layout that cannot hold the sizes.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { q_heads, kv_heads, head_dim, page_size, query_len, kv_dtype, scales, .. } = *self;
+        if kv_heads == 0 || q_heads == 0 || q_heads % kv_heads != 0 {
+            bail!("q_heads: {q_heads} query heads are not a multiple (1 or more times) of {kv_heads} KV heads")
+        }
+        if head_dim == 0 {
+            bail!("head_dim: at least 1, got 0")
+        }
+        if page_size == 0 {
+            bail!("page_size: at least 1, got 0")
+        }
+        if self.max_partitions == Some(0) {
+            bail!("max_partitions: at least 1, got 0")
+        }
+        if query_len.checked_mul(self.group()).is_none() {
+            bail!("query_len: {query_len} tokens of {} heads a KV head are more rows than an address can count", self.group())
+        }
+        if !matches!(self.query_dtype, DType::F32 | DType::F16 | DType::BF16) {
+            bail!("q: dtype {:?} is not F32, F16 or BF16", self.query_dtype)
+        }
+        match (kv_dtype, scales) {
+            (KvDtype::Mxfp4, ScaleMode::Block) => {}
+            (KvDtype::Mxfp4, _) => bail!("scales: an MXFP4 cache needs block scales (E8M0), got {scales:?}"),
+            (_, ScaleMode::Block) => bail!("scales: block scales are MXFP4's, the cache is {kv_dtype:?}"),
+            _ => {}
+        }
+        self.layout.check(CacheDims { pages: self.max_pages, page_size, kv_heads, head_dim }, kv_dtype)
+    }
 }

@@ -1,26 +1,138 @@
-//! The selection itself.
+//! The selection itself: what is chosen, and the dispatch over archs.
 
-use super::{Arch, CpuIsa, Problem};
+use candle::{DType, Result};
 
-/// Flags K1-K13.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Flags {}
+use super::arch::{Arch, ArchName, CpuIsa};
+use super::flags::{Flags, Missing};
+use super::problem::{Problem, ScaleMode};
+use super::{amd, cpu, cuda};
+use crate::cache::{CacheLayout, KvDtype};
 
-/// What a compiled kernel is specialized on.
+/// What a compiled kernel is specialized on: two calls with equal keys run the same code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct KernelKey {}
-
-/// The kernel chosen for a problem.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selection {
-    pub kernel: String,
-    /// The instruction set of a CPU kernel.
-    pub cpu_isa: Option<CpuIsa>,
-    pub reason: &'static str,
+pub struct KernelKey {
+    /// For a CPU kernel, the instruction set that computes.
+    pub arch: ArchName,
+    pub head_dim: usize,
+    pub page_size: usize,
+    /// Query heads of a KV head.
+    pub group: usize,
+    /// One query token a sequence: rows are heads, and no causal mask is needed among them.
+    pub single_query: bool,
+    /// 16-row tiles of one workgroup.
+    pub m_tiles: usize,
+    /// KV tokens of one step of the loop.
+    pub tile_tokens: usize,
+    pub query_dtype: DType,
+    pub kv_dtype: KvDtype,
+    pub layout: CacheLayout,
+    /// An FP8 cache without scales has scalar ones of 1.
+    pub scales: ScaleMode,
+    pub per_head_tables: bool,
+    pub ragged: bool,
+    pub windowed: bool,
+    pub softcap: bool,
+    pub positive_scale: bool,
+    pub flags: Flags,
 }
 
-/// Chooses the kernel for `problem` on `arch`.
-pub fn select(problem: &Problem, arch: &Arch) -> candle::Result<Selection> {
-    let _ = (problem, arch);
-    candle::bail!("unwritten")
+/// The part of a key that is chosen rather than given.
+pub(super) struct Tile {
+    pub m_tiles: usize,
+    pub tokens: usize,
+    pub flags: Flags,
+}
+
+impl KernelKey {
+    /// The one place where keys are made.
+    pub(super) fn new(p: &Problem, arch: ArchName, tile: Tile) -> Self {
+        Self {
+            arch,
+            head_dim: p.head_dim,
+            page_size: p.page_size,
+            group: p.group(),
+            single_query: p.query_len <= 1,
+            m_tiles: tile.m_tiles,
+            tile_tokens: tile.tokens,
+            query_dtype: p.query_dtype,
+            kv_dtype: p.kv_dtype,
+            layout: p.layout,
+            scales: if p.kv_dtype == KvDtype::Fp8 { p.scales.max(ScaleMode::Scalar) } else { p.scales },
+            per_head_tables: p.per_head_tables,
+            ragged: p.ragged,
+            windowed: p.windowed,
+            softcap: p.softcap,
+            positive_scale: p.positive_scale,
+            flags: tile.flags,
+        }
+    }
+}
+
+/// The kernel chosen for a problem, and how it is launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Readable name; the key tells specializations apart.
+    pub kernel: String,
+    pub key: KernelKey,
+    /// The instruction set of a CPU kernel.
+    pub cpu_isa: Option<CpuIsa>,
+    /// Threads of a workgroup. 1 on the CPU: a task is one core's work.
+    pub threads: usize,
+    /// LDS or shared memory of a workgroup, bytes.
+    pub lds_bytes: usize,
+    /// Workgroups that share the rows of one (task slot, KV head), `key.m_tiles` M-tiles each (the last may have fewer).
+    pub row_groups: usize,
+    /// Waves a SIMD is to hold, which caps the registers of one; 0 leaves it to the compiler.
+    pub waves_per_eu: usize,
+    /// One line: what was chosen and why.
+    pub reason: String,
+}
+
+impl Selection {
+    /// The schedule flags.
+    pub fn flags(&self) -> &Flags {
+        &self.key.flags
+    }
+
+    /// Whether partial results of this kernel are merged by a second launch. The CPU merges in the same call.
+    pub fn needs_reducer(&self) -> bool {
+        self.cpu_isa.is_none() && !self.key.flags.direct_output
+    }
+}
+
+/// Chooses the kernel for `problem` on `arch`: a pure function. An arch without a kernel for the problem is an error that names the argument.
+pub fn select(problem: &Problem, arch: &Arch) -> Result<Selection> {
+    problem.check()?;
+    match arch.name {
+        ArchName::Cpu(isa) => cpu::select(problem, isa),
+        ArchName::Gfx942 | ArchName::Gfx950 | ArchName::Gfx1250 => amd::select(problem, arch),
+        ArchName::Sm80 | ArchName::Sm89 | ArchName::Sm90 => cuda::select(problem, arch),
+    }
+}
+
+/// For each schedule flag of the AMD tile the first requirement that `problem` misses on `arch`; `None` off AMD.
+pub fn missing_requirements(problem: &Problem, arch: &Arch) -> Result<Option<Missing>> {
+    problem.check()?;
+    if arch.name.is_amd() { amd::missing(problem, arch).map(Some) } else { Ok(None) }
+}
+
+/// The layout that `arch`'s kernels read fastest: what a cache takes when left to choose.
+///
+/// AMD: Shuffled, both operands of the matrix instructions contiguous in 16 bytes (MXFP4: Hnd). CUDA: Nhd, but Shuffled for FP8, whose V
+/// must lie along tokens because 8-bit tiles cannot be transposed on the way in. CPU: Nhd.
+pub fn preferred_layout(arch: &Arch, kv: KvDtype) -> CacheLayout {
+    match (arch.name, kv) {
+        (name, KvDtype::Mxfp4) if name.is_amd() => CacheLayout::Hnd,
+        (name, _) if name.is_amd() => CacheLayout::Shuffled,
+        (name, KvDtype::Fp8) if name.is_cuda() => CacheLayout::Shuffled,
+        _ => CacheLayout::Nhd,
+    }
+}
+
+/// Splits `total` M-tiles evenly over the fewest workgroups of at most four that `fits` allows: (M-tiles of a workgroup, workgroups).
+/// `None` where not even one M-tile fits.
+pub(super) fn split_rows(total: usize, fits: impl Fn(usize) -> bool) -> Option<(usize, usize)> {
+    let most = (1..=4).rev().find(|&m| fits(m))?;
+    let groups = total.div_ceil(most).max(1);
+    Some((total.div_ceil(groups).max(1), groups))
 }

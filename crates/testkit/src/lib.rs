@@ -1,4 +1,7 @@
 //! What tests, benches and examples share: the float64 reference, random calls, the workload list, machine rates.
 
 pub mod cases;
+mod mersenne;
+pub mod rates;
 pub mod reference;
+pub mod workloads;

@@ -1,0 +1,191 @@
+//! What the tensors of one layer are, checked once: sizes, dtype, strides and scales.
+
+use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
+
+use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
+use crate::options::KvScale;
+
+/// A layer's tensors on the CPU, known to agree with each other and to lie within their storages.
+pub(super) struct LayerForm<'a> {
+    pub dims: CacheDims,
+    pub dtype: KvDtype,
+    pub key: Side<'a>,
+    pub value: Side<'a>,
+}
+
+/// K or V.
+pub(super) struct Side<'a> {
+    pub cache: &'a Tensor,
+    pub strides: KvStrides,
+    pub scale: ScaleForm<'a>,
+}
+
+/// `value = stored * scale`.
+pub(super) enum ScaleForm<'a> {
+    Factor(f32),
+    /// F32 `[pages, kv_heads, page_size]`.
+    PerToken(&'a Tensor),
+    /// E8M0 `[pages, kv_heads, page_size, head_dim / 32]`.
+    Block(&'a Tensor),
+}
+
+impl<'a> ScaleForm<'a> {
+    /// The scale tensor that has pages, if any.
+    pub fn paged(&self) -> Option<&'a Tensor> {
+        match *self {
+            Self::Factor(_) => None,
+            Self::PerToken(scales) | Self::Block(scales) => Some(scales),
+        }
+    }
+}
+
+impl<'a> LayerForm<'a> {
+    /// Checks `layer` as tensors of `layout`; `op` is named in the error where a device has no kernel.
+    pub fn of(op: &str, layer: &'a LayerCache, layout: CacheLayout) -> Result<Self> {
+        let dtype = KvDtype::of(layer.key.dtype())?;
+        let dims = layout.dims_of_key(layer.key.dims(), dtype)?;
+        let CacheDims { page_size, kv_heads, head_dim, .. } = dims;
+        if page_size == 0 || kv_heads == 0 || head_dim == 0 {
+            bail!("key_cache: page_size, kv_heads and head_dim are at least 1, got {:?} ({})", layer.key.dims(), layout.name())
+        }
+        layout.check(dims, dtype)?;
+        let value_shape = layout.value_shape(dims, dtype);
+        if layer.value.dtype() != layer.key.dtype() || layer.value.dims() != value_shape {
+            let (found, dtype) = (layer.value.dims(), layer.value.dtype());
+            bail!("value_cache: {value_shape:?} of {:?} goes with this key_cache, got {found:?} of {dtype:?}", layer.key.dtype())
+        }
+        for (name, cache) in [("key_cache", &layer.key), ("value_cache", &layer.value)] {
+            check_tensor(op, name, cache)?;
+            check_last_dim(name, cache.layout())?;
+        }
+        let same = std::ptr::eq(storage_address(&layer.key), storage_address(&layer.value));
+        if same && dims.pages > 0 && layer.key.layout().start_offset() == layer.value.layout().start_offset() {
+            bail!("value_cache: is the same memory as key_cache")
+        }
+        Ok(Self {
+            dims,
+            dtype,
+            key: Side {
+                cache: &layer.key,
+                strides: layout.key_strides(layer.key.layout()),
+                scale: scale_form(op, "k_scale", &layer.k_scale, dims, dtype)?,
+            },
+            value: Side {
+                cache: &layer.value,
+                strides: layout.value_strides(layer.value.layout()),
+                scale: scale_form(op, "v_scale", &layer.v_scale, dims, dtype)?,
+            },
+        })
+    }
+
+    /// Every tensor that has pages, with its name.
+    pub fn tensors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> {
+        let scales = [("k_scale", self.key.scale.paged()), ("v_scale", self.value.scale.paged())];
+        let caches = [("key_cache", self.key.cache), ("value_cache", self.value.cache)];
+        caches.into_iter().chain(scales.into_iter().filter_map(|(name, scale)| Some((name, scale?))))
+    }
+}
+
+fn scale_form<'a>(op: &str, name: &'static str, scale: &'a KvScale, dims: CacheDims, dtype: KvDtype) -> Result<ScaleForm<'a>> {
+    let CacheDims { pages, page_size, kv_heads, head_dim } = dims;
+    let form = match scale {
+        KvScale::None => ScaleForm::Factor(1.0),
+        KvScale::Scalar(factor) => ScaleForm::Factor(*factor),
+        KvScale::Tensor(scales) => {
+            check_tensor(op, name, scales)?;
+            match (scales.dtype(), scales.dims()) {
+                (DType::F32, shape) if shape == [pages, kv_heads, page_size] => ScaleForm::PerToken(scales),
+                (DType::U8, shape) if shape == [pages, kv_heads, page_size, head_dim / MXFP4_BLOCK] => {
+                    check_last_dim(name, scales.layout())?;
+                    ScaleForm::Block(scales)
+                }
+                (DType::F32, _) if scales.elem_count() == 1 => ScaleForm::Factor(scales.flatten_all()?.to_vec1::<f32>()?[0]),
+                (found, shape) => bail!(
+                    "{name}: {found:?} {shape:?} is neither one F32, nor F32 [{pages}, {kv_heads}, {page_size}] (pages, kv_heads, page_size), nor U8 \
+                     of that shape and [head_dim / {MXFP4_BLOCK}]"
+                ),
+            }
+        }
+    };
+    match (&form, dtype) {
+        (ScaleForm::Block(_), KvDtype::Mxfp4) => {}
+        (_, KvDtype::Mxfp4) => bail!("{name}: an MXFP4 cache needs its U8 block scales"),
+        (ScaleForm::Block(_), _) => bail!("{name}: U8 block scales go with an MXFP4 cache, not with {}", dtype.name()),
+        (ScaleForm::PerToken(_), KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16) => {
+            bail!("{name}: a scale per token goes with an FP8 cache, not with {}", dtype.name())
+        }
+        (ScaleForm::Factor(factor), _) if !factor.is_finite() || *factor == 0.0 => {
+            bail!("{name}: a scale is finite and not 0, got {factor}")
+        }
+        _ => {}
+    }
+    Ok(form)
+}
+
+/// Refuses a tensor that is not on the CPU, that reaches past its storage, or two of whose elements are the same memory.
+fn check_tensor(op: &str, name: &str, tensor: &Tensor) -> Result<()> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        bail!("{op}: there is no kernel for {:?} yet ({name} is there)", tensor.device().location())
+    };
+    check_bounds(name, storage, layout)?;
+    let mut axes: Vec<(usize, usize)> =
+        layout.stride().iter().copied().zip(layout.dims().iter().copied()).filter(|&(_, n)| n > 1).collect();
+    axes.sort_unstable();
+    let mut span = 1;
+    for (stride, size) in axes {
+        if stride < span {
+            bail!("{name}: elements of {:?} with strides {:?} share memory", layout.dims(), layout.stride())
+        }
+        span += stride * (size - 1);
+    }
+    Ok(())
+}
+
+/// Refuses a layout that reaches past its storage.
+pub(super) fn check_bounds(name: &str, storage: &CpuStorage, layout: &Layout) -> Result<()> {
+    if layout.dims().contains(&0) {
+        return Ok(());
+    }
+    let last = layout
+        .stride()
+        .iter()
+        .zip(layout.dims())
+        .try_fold(layout.start_offset(), |at, (stride, size)| at.checked_add(stride.checked_mul(size - 1)?));
+    let len = storage_len(storage)?;
+    match last {
+        Some(last) if last < len => Ok(()),
+        _ => bail!("{name}: {:?} with strides {:?} reaches past its storage of {len} elements", layout.dims(), layout.stride()),
+    }
+}
+
+fn check_last_dim(name: &str, layout: &Layout) -> Result<()> {
+    match (layout.dims().last(), layout.stride().last()) {
+        (Some(&size), Some(&stride)) if size > 1 && stride != 1 => {
+            bail!("{name}: the last dim is contiguous, got {:?} with strides {:?}", layout.dims(), layout.stride())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn storage_len(storage: &CpuStorage) -> Result<usize> {
+    Ok(match storage {
+        CpuStorage::U8(data) => data.len(),
+        CpuStorage::F8E4M3(data) => data.len(),
+        CpuStorage::F16(data) => data.len(),
+        CpuStorage::BF16(data) => data.len(),
+        CpuStorage::F32(data) => data.len(),
+        CpuStorage::I64(data) => data.len(),
+        other => bail!("dtype {:?} is not one a cache or its input has", candle::backend::BackendStorage::dtype(other)),
+    })
+}
+
+/// Where a tensor's storage lives: equal for tensors that share it, whatever their views.
+pub(super) fn storage_address(tensor: &Tensor) -> *const Storage {
+    std::ptr::from_ref(&*tensor.storage_and_layout().0)
+}
+
+/// Whether `storage` is the one behind `tensor`.
+pub(crate) fn shares_storage(tensor: &Tensor, storage: &CpuStorage) -> bool {
+    matches!(&*tensor.storage_and_layout().0, Storage::Cpu(own) if std::ptr::eq(own, storage))
+}

@@ -1,0 +1,130 @@
+//! [`reshape_and_cache`]: scatter new tokens into their slots.
+
+use candle::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor, bail};
+
+use super::form::{LayerForm, Side, shares_storage};
+use super::rows::{Source, StoredRows, encode, put_row};
+use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
+
+const OP: &str = "reshape_and_cache";
+
+/// Writes new tokens' `k` and `v` `[tokens, kv_heads, head_dim]` (F32, F16 or BF16, head_dim contiguous, other strides free) into a layer.
+///
+/// Token i goes to slot `slot_mapping[i]` (I64 `[tokens]`): page `slot / page_size`, offset `slot % page_size`; a negative slot skips the
+/// token. Where a slot comes twice, the later token is what stays.
+///
+/// Any of the input dtypes goes into any KV dtype, rounded to nearest even. The scales of `cache` say how it is quantized:
+/// - none or one factor: stored = value / factor; FP8 saturates at ±448 × factor;
+/// - F32 `[pages, kv_heads, page_size]` (FP8): the token's scale becomes its largest magnitude / 448 (1 for zeros) and is written too;
+/// - U8 `[pages, kv_heads, page_size, head_dim / 32]` (MXFP4): each block's E8M0 scale is written too.
+///
+/// What is not finite is not hidden where scales are chosen here: a NaN reads back as NaN (with its whole block in MXFP4), an infinity
+/// turns its token (FP8) or block (MXFP4) into NaN. With a given factor FP8 saturates infinities.
+///
+/// Cache tensors may be strided views (K and V of one `[pages, 2, ..]` tensor). Everything is checked before the first byte is written:
+/// shapes, dtypes, slots, and that k, v share no storage with the cache; on an error the cache is as it was.
+pub fn reshape_and_cache(k: &Tensor, v: &Tensor, slot_mapping: &Tensor, cache: &LayerCache, layout: CacheLayout) -> Result<()> {
+    let ((k, k_layout), (v, v_layout)) = (k.storage_and_layout(), v.storage_and_layout());
+    match (&*k, &*v) {
+        (Storage::Cpu(k), Storage::Cpu(v)) => reshape_and_cache_storage((k, k_layout), (v, v_layout), slot_mapping, cache, layout),
+        _ => bail!("{OP}: there is no kernel for devices other than the CPU yet (k or v is on one)"),
+    }
+}
+
+/// [`reshape_and_cache`] from inside an op, where candle has lent the storages of k and v.
+pub(crate) fn reshape_and_cache_storage(
+    (k, k_layout): (&CpuStorage, &Layout),
+    (v, v_layout): (&CpuStorage, &Layout),
+    slot_mapping: &Tensor,
+    cache: &LayerCache,
+    layout: CacheLayout,
+) -> Result<()> {
+    let form = LayerForm::of(OP, cache, layout)?;
+    for (tensor, cache) in form.tensors() {
+        for (name, storage) in [("k", k), ("v", v)] {
+            if shares_storage(cache, storage) {
+                bail!("{name}: shares its storage with {tensor}, which is to be written; pass a copy")
+            }
+        }
+    }
+    let k = Source::new("k", k, k_layout, form.dims)?;
+    let v = Source::new("v", v, v_layout, form.dims)?;
+    if k.tokens != v.tokens {
+        bail!("v: {} tokens beside k's {}", v.tokens, k.tokens)
+    }
+    let slots = checked_slots(slot_mapping, k.tokens, form.dims)?;
+    let (k, v) = (encode(&k, form.dtype, &form.key.scale), encode(&v, form.dtype, &form.value.scale));
+    scatter_side(&form, &form.key, &k, &slots)?;
+    scatter_side(&form, &form.value, &v, &slots)
+}
+
+/// The slots, each negative or within the cache.
+fn checked_slots(slot_mapping: &Tensor, tokens: usize, dims: CacheDims) -> Result<Vec<i64>> {
+    if !slot_mapping.device().is_cpu() || slot_mapping.dtype() != candle::DType::I64 || slot_mapping.dims() != [tokens] {
+        let (shape, dtype) = (slot_mapping.dims(), slot_mapping.dtype());
+        bail!(
+            "slot_mapping: I64 [{tokens}] on the CPU (one slot a token of k), got {dtype:?} {shape:?} on {:?}",
+            slot_mapping.device().location()
+        )
+    }
+    let slots = slot_mapping.to_vec1::<i64>()?;
+    let limit = dims.pages * dims.page_size;
+    for (token, &slot) in slots.iter().enumerate() {
+        if usize::try_from(slot).is_ok_and(|slot| slot >= limit) {
+            bail!("slot_mapping: slot {slot} of token {token} in a cache of {limit} slots ({} pages of {})", dims.pages, dims.page_size)
+        }
+    }
+    Ok(slots)
+}
+
+fn scatter_side(form: &LayerForm, side: &Side, rows: &StoredRows, slots: &[i64]) -> Result<()> {
+    let CacheDims { page_size, kv_heads: heads, head_dim, .. } = form.dims;
+    let width = if form.dtype == KvDtype::Mxfp4 { head_dim / 2 } else { head_dim };
+    side.cache.inplace_op1(&Scatter { rows: &rows.values, width, slots, page_size, heads, strides: side.strides })?;
+    if let (Some(scales), Some(rows)) = (side.scale.paged(), &rows.scales) {
+        let width = if form.dtype == KvDtype::Mxfp4 { head_dim / MXFP4_BLOCK } else { 1 };
+        let strides = KvStrides::of_scale(scales.layout());
+        scales.inplace_op1(&Scatter { rows, width, slots, page_size, heads, strides })?;
+    }
+    Ok(())
+}
+
+/// Puts rows `[tokens, heads, width]` to the slots of one tensor of the same dtype.
+struct Scatter<'a> {
+    rows: &'a CpuStorage,
+    width: usize,
+    slots: &'a [i64],
+    page_size: usize,
+    heads: usize,
+    strides: KvStrides,
+}
+
+impl Scatter<'_> {
+    fn run<T: Copy>(&self, rows: &[T], cache: &mut [T]) {
+        let tokens = rows.chunks_exact(self.heads * self.width);
+        for (&slot, token) in self.slots.iter().zip(tokens) {
+            let Ok(slot) = usize::try_from(slot) else { continue };
+            for (head, row) in token.chunks_exact(self.width).enumerate() {
+                put_row(cache, &self.strides, (slot / self.page_size, head, slot % self.page_size), row);
+            }
+        }
+    }
+}
+
+impl InplaceOp1 for Scatter<'_> {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, cache: &mut CpuStorage, _: &Layout) -> Result<()> {
+        match (self.rows, cache) {
+            (CpuStorage::F32(rows), CpuStorage::F32(cache)) => self.run(rows, cache),
+            (CpuStorage::F16(rows), CpuStorage::F16(cache)) => self.run(rows, cache),
+            (CpuStorage::BF16(rows), CpuStorage::BF16(cache)) => self.run(rows, cache),
+            (CpuStorage::F8E4M3(rows), CpuStorage::F8E4M3(cache)) => self.run(rows, cache),
+            (CpuStorage::U8(rows), CpuStorage::U8(cache)) => self.run(rows, cache),
+            _ => bail!("{OP}: a cache tensor changed its dtype"),
+        }
+        Ok(())
+    }
+}

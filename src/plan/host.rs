@@ -1,0 +1,83 @@
+//! A plan as plain records.
+
+use candle::Result;
+
+use super::{PlanRequest, Split, TileRange, capacity};
+use crate::registry::Arch;
+
+/// The record of a slot without a task.
+pub const PADDING: [i32; 4] = [-1, 0, 0, 0];
+
+/// A plan as plain records.
+///
+/// `work[slot] = [row, first tile, end tile, partition index]`, padding is [`PADDING`]; `reduce[row] = [first slot, count]`. The tasks of
+/// a row fill consecutive slots in the order of their tiles, and rows follow each other without gaps, padding last. A row without a task
+/// has count 0, so a task's slot need not be its row's number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPlan {
+    pub work: Vec<[i32; 4]>,
+    pub reduce: Vec<[i32; 2]>,
+}
+
+impl HostPlan {
+    /// Plans `request` for `arch`, by the arch's own [`Split`].
+    ///
+    /// # Errors
+    /// What [`capacity`] refuses.
+    pub fn new(request: &PlanRequest<'_>, arch: &Arch) -> Result<Self> {
+        Self::with_split(request, arch, Split::of(request.rows(), arch))
+    }
+
+    /// [`HostPlan::new`] by a given split.
+    ///
+    /// # Errors
+    /// What [`capacity`] refuses.
+    pub fn with_split(request: &PlanRequest<'_>, arch: &Arch, split: Split) -> Result<Self> {
+        let capacity = capacity(request, arch)?;
+        let max_partitions = request.max_partitions.and_then(|most| u32::try_from(most).ok()).unwrap_or(u32::MAX);
+        // A row's entry is its tile range until its reduce record replaces it.
+        let mut reduce: Vec<[i32; 2]> = request.tile_ranges().map(|range| [range.first, range.end]).collect();
+        let tiles = reduce.iter().map(|&[first, end]| TileRange { first, end }.tiles());
+        let rule = split.rule(tiles, capacity, max_partitions);
+        let mut work = Vec::with_capacity(capacity);
+        for (row, entry) in reduce.iter_mut().enumerate() {
+            let range = TileRange { first: entry[0], end: entry[1] };
+            let count = rule.tasks(range.tiles());
+            *entry = [work.len() as i32, count as i32];
+            push_tasks(&mut work, row as i32, range, count);
+        }
+        work.resize(capacity, PADDING);
+        Ok(Self { work, reduce })
+    }
+
+    /// The plan-free split: each row is one task in the slot of its own number; an empty row's slot is padding.
+    ///
+    /// `request` is taken as it is. Where its `query_lens` has no entry for a row, the row's window is left out of account.
+    pub fn free(request: &PlanRequest<'_>) -> Self {
+        let record = |(row, range): (usize, TileRange)| if range.tiles() > 0 { [row as i32, range.first, range.end, 0] } else { PADDING };
+        let work: Vec<[i32; 4]> = request.tile_ranges().enumerate().map(record).collect();
+        let reduce = work.iter().enumerate().map(|(row, task)| [row as i32, i32::from(*task != PADDING)]).collect();
+        Self { work, reduce }
+    }
+
+    /// Slots of the plan.
+    pub fn capacity(&self) -> usize {
+        self.work.len()
+    }
+
+    /// Slots that hold a task.
+    pub fn tasks(&self) -> usize {
+        self.work.iter().filter(|record| record[0] >= 0).count()
+    }
+}
+
+/// Appends the `count` tasks of `row`: task i starts at `floor(i * tiles / count)` of the range.
+fn push_tasks(work: &mut Vec<[i32; 4]>, row: i32, range: TileRange, count: u32) {
+    let tiles = u64::from(range.tiles());
+    let mut start = range.first;
+    for task in 1..=count {
+        let end = range.first + (u64::from(task) * tiles / u64::from(count)) as i32;
+        work.push([row, start, end, task as i32 - 1]);
+        start = end;
+    }
+}

@@ -1,0 +1,68 @@
+//! Which tiles of its context a row needs.
+
+/// KV tokens of a tile: the unit a task's range is counted in.
+pub const TILE_TOKENS: usize = 256;
+
+/// Tiles `first..end` of a row's context; tile `i` holds tokens `256 * i .. 256 * (i + 1)`. Tile numbers are at most 2^23.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TileRange {
+    pub first: i32,
+    pub end: i32,
+}
+
+impl TileRange {
+    /// Number of tiles, 0 where the row attends nothing.
+    pub fn tiles(self) -> u32 {
+        u32::try_from(i64::from(self.end) - i64::from(self.first)).unwrap_or(0)
+    }
+}
+
+/// The tiles that a row of `query_len` new tokens attends, the new tokens being the last of its `context_len` tokens.
+///
+/// Query i sits at position `context_len - query_len + i` and attends positions up to its own, with a window W those above `position - W`
+/// only. So the range ends with the tile of the last token, and starts with the tile of the first token that the first query attends (a
+/// query at a negative position attends nothing, and the query at position 0 starts at token 0). A row without context (`context_len <=
+/// 0`) or without queries needs no tile.
+pub fn tile_range(context_len: i32, query_len: usize, window: Option<usize>) -> TileRange {
+    if context_len <= 0 || query_len == 0 {
+        return TileRange::default();
+    }
+    let tile = TILE_TOKENS as i64;
+    let context_len = i64::from(context_len);
+    let first_token = window.map_or(0, |window| {
+        let first_query = context_len.saturating_sub_unsigned(query_len as u64);
+        first_query.saturating_sub_unsigned(window as u64).saturating_add(1).max(0)
+    });
+    // Both are at most 2^31 / 256, and `first_token` is below `context_len`: the first query's position is, and a window is at least 1.
+    TileRange { first: (first_token / tile) as i32, end: ((context_len + tile - 1) / tile) as i32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_with_the_last_token() {
+        for (context_len, end) in [(1, 1), (255, 1), (256, 1), (257, 2), (512, 2), (513, 3), (i32::MAX, 1 << 23)] {
+            assert_eq!(tile_range(context_len, 1, None), TileRange { first: 0, end }, "context {context_len}");
+        }
+    }
+
+    #[test]
+    fn empty_rows_need_nothing() {
+        for context_len in [0, -1, i32::MIN] {
+            assert_eq!(tile_range(context_len, 4, Some(1)).tiles(), 0, "context {context_len}");
+        }
+        assert_eq!(tile_range(1000, 0, None).tiles(), 0);
+    }
+
+    #[test]
+    fn extreme_sizes_do_not_overflow() {
+        let whole = TileRange { first: 0, end: 1 << 23 };
+        assert_eq!(tile_range(i32::MAX, usize::MAX, Some(usize::MAX)), whole);
+        assert_eq!(tile_range(i32::MAX, 1, Some(usize::MAX)), whole);
+        assert_eq!(tile_range(i32::MAX, usize::MAX, Some(1)), whole);
+        assert_eq!(tile_range(i32::MAX, 1, Some(1)), TileRange { first: (1 << 23) - 1, end: 1 << 23 });
+        assert_eq!(tile_range(1, usize::MAX, Some(1)), TileRange { first: 0, end: 1 });
+    }
+}

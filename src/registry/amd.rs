@@ -1,0 +1,161 @@
+//! Selection on AMD GPUs: which tile, how many rows a workgroup takes, which schedule.
+
+use candle::{Result, bail};
+
+use super::arch::{Arch, ArchName};
+use super::flags::{Fit, Flags, Missing, kernarg_preload};
+use super::lds::{self, Lds};
+use super::problem::{Problem, ScaleMode};
+use super::select::{KernelKey, Selection, Tile, split_rows};
+use crate::cache::{CacheLayout, KvDtype};
+use crate::plan::TILE_TOKENS;
+
+/// Head dims the tile is written for.
+const HEAD_DIMS: [usize; 6] = [64, 128, 192, 256, 512, 1024];
+
+pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
+    check(p, arch)?;
+    let fit = fit(p, arch)?;
+    let missing = Missing::of(p, arch, &fit);
+    let flags = missing.flags(kernarg_preload(p, arch));
+    let groups = if flags.dual_group { 2 } else { 1 };
+    Ok(Selection {
+        kernel: kernel_name(p, &fit, &flags),
+        cpu_isa: None,
+        threads: groups * lds::WAVES * arch.wave_size,
+        lds_bytes: lds_bytes(p, &fit, &flags),
+        row_groups: fit.row_groups,
+        waves_per_eu: if flags.bf16_mtp_fused || flags.fp8_mtp4_lean { 2 } else { 0 },
+        reason: reason(p, arch, &fit, &flags, &missing),
+        key: KernelKey::new(p, arch.name, Tile { m_tiles: fit.m_tiles, tokens: TILE_TOKENS, flags }),
+    })
+}
+
+/// The flags' conditions with what each misses.
+pub(super) fn missing(p: &Problem, arch: &Arch) -> Result<Missing> {
+    check(p, arch)?;
+    Ok(Missing::of(p, arch, &fit(p, arch)?))
+}
+
+/// Refuses what the AMD kernels are not written for.
+fn check(p: &Problem, arch: &Arch) -> Result<()> {
+    let name = arch.name;
+    match (p.kv_dtype, p.layout) {
+        (KvDtype::F32, _) => bail!("key_cache: {name} has no kernel for an F32 cache (BF16, F16, FP8, and MXFP4 on gfx950)"),
+        (KvDtype::Mxfp4, _) if name != ArchName::Gfx950 => {
+            bail!("key_cache: {name} has no kernel for an MXFP4 cache (gfx950 has; BF16, F16 and FP8 run here)")
+        }
+        (KvDtype::Mxfp4, _) | (_, CacheLayout::Vllm | CacheLayout::Shuffled) => {}
+        (kv, layout) => {
+            bail!("layout: {name} kernels read {kv:?} caches as shuffled or vllm (V contiguous along tokens), got {}", layout.name())
+        }
+    }
+    if !HEAD_DIMS.contains(&p.head_dim) {
+        bail!("head_dim: {name} kernels are written for {HEAD_DIMS:?}, got {}", p.head_dim)
+    }
+    if !p.page_size.is_power_of_two() || !(8..=1024).contains(&p.page_size) {
+        bail!("page_size: {name} kernels take powers of two from 8 to 1024, got {}", p.page_size)
+    }
+    if p.scales != ScaleMode::None && !matches!(p.kv_dtype, KvDtype::Fp8 | KvDtype::Mxfp4) {
+        bail!("scales: {name} kernels apply scales to FP8 and MXFP4 caches, the cache is {:?}", p.kv_dtype)
+    }
+    Ok(())
+}
+
+/// Splits the rows into workgroups whose tile fits the LDS.
+fn fit(p: &Problem, arch: &Arch) -> Result<Fit> {
+    if p.kv_dtype == KvDtype::Mxfp4 {
+        return fit_mxfp4(p, arch);
+    }
+    let need = |m_tiles| Lds::of_tile(p, m_tiles, 1);
+    let Some((m_tiles, row_groups)) = split_rows(p.m_tiles(), |m| need(m).total() <= arch.lds_bytes) else {
+        bail!("head_dim: a tile of head_dim {} needs {} bytes of LDS, {} has {}", p.head_dim, need(1).total(), arch.name, arch.lds_bytes)
+    };
+    Ok(Fit { m_tiles, row_groups, staged_pages: false, two_copies: lds::two_groups(need(m_tiles), p.head_dim) <= arch.lds_bytes })
+}
+
+/// An MXFP4 tile's LDS does not grow with its rows, but with the table whose page ids it stages.
+fn fit_mxfp4(p: &Problem, arch: &Arch) -> Result<Fit> {
+    let least = Lds::of_mxfp4(p, None).total();
+    if least > arch.lds_bytes {
+        bail!("head_dim: an MXFP4 tile of head_dim {} needs {least} bytes of LDS, {} has {}", p.head_dim, arch.name, arch.lds_bytes)
+    }
+    let (m_tiles, row_groups) = split_rows(p.m_tiles(), |_| true).unwrap_or((1, 1));
+    Ok(Fit {
+        m_tiles,
+        row_groups,
+        staged_pages: Lds::of_mxfp4(p, Some(p.max_pages)).total() <= arch.lds_bytes,
+        two_copies: lds::two_groups(Lds::of_mxfp4(p, Some(group_pages(p))), p.head_dim) <= arch.lds_bytes,
+    })
+}
+
+/// Page ids that one of two MXFP4 groups stages: those of every other tile.
+fn group_pages(p: &Problem) -> usize {
+    let pages_a_tile = TILE_TOKENS.div_ceil(p.page_size);
+    // A page larger than a tile serves tiles of both groups.
+    if p.page_size > TILE_TOKENS { p.max_pages } else { p.max_pages.div_ceil(2 * pages_a_tile).saturating_mul(pages_a_tile) }
+}
+
+fn lds_bytes(p: &Problem, fit: &Fit, flags: &Flags) -> usize {
+    let copy = match p.kv_dtype {
+        KvDtype::Mxfp4 if flags.dual_group => Lds::of_mxfp4(p, Some(group_pages(p))),
+        KvDtype::Mxfp4 => Lds::of_mxfp4(p, flags.mxfp4_staged_pages.then_some(p.max_pages)),
+        _ => Lds::of_tile(p, fit.m_tiles, if flags.bf16_mtp_fused { fit.m_tiles } else { 1 }),
+    };
+    if flags.dual_group { lds::two_groups(copy, p.head_dim) } else { copy.total() }
+}
+
+/// `pa_KV_dHEAD_pPAGE_mTILES`, then what sets the kernel apart, `_dual` last.
+fn kernel_name(p: &Problem, fit: &Fit, flags: &Flags) -> String {
+    let mut name = format!("pa_{}_d{}_p{}_m{}", p.kv_dtype.name(), p.head_dim, p.page_size, fit.m_tiles);
+    let marks = [
+        (p.scales == ScaleMode::PerToken, "_token"),
+        (p.layout == CacheLayout::Vllm, "_vllm"),
+        (p.layout == CacheLayout::Nhd, "_nhd"),
+        (flags.bf16_mtp_fused, "_mtp_fused"),
+        (flags.fp8_mtp4_lean, "_mtp4_lean"),
+        (flags.page16_vpipe, "_vpipe"),
+        (flags.head256_pipe, "_pipe"),
+        (flags.bf16_decode_nt_kv || flags.fp8_decode_nt_v, "_nt"),
+        (p.windowed, "_window"),
+        (p.softcap, "_softcap"),
+        (flags.direct_output, "_direct"),
+        (flags.dual_group, "_dual"),
+    ];
+    marks.iter().filter(|(on, _)| *on).for_each(|(_, mark)| name.push_str(mark));
+    name
+}
+
+/// The tile in a few words, and why a faster one does not serve; then what changes around it.
+fn reason(p: &Problem, arch: &Arch, fit: &Fit, flags: &Flags, missing: &Missing) -> String {
+    let generic = |schedule: &str, lacks: Option<&str>| match lacks {
+        Some(lacks) => format!("generic tile: the {schedule} needs {lacks}"),
+        None => "generic tile".to_string(),
+    };
+    let decode = p.m_tiles() == 1;
+    let mut reason = match p.kv_dtype {
+        _ if flags.bf16_mtp_fused => "fused BF16 multi-query tile: one publication barrier serves all M-tiles".to_string(),
+        _ if flags.fp8_mtp4_lean => "lean FP8 MTP4 tile: K scale folded into exp2, one V factor a chunk".to_string(),
+        _ if flags.mxfp4_tile => "MXFP4 tile: each wave owns 64 tokens, merged once after the loop".to_string(),
+        _ if flags.page16_vpipe => "page-16 V pipe: V prefetched and kept in flight".to_string(),
+        _ if flags.head256_pipe => "head-256 pipe".to_string(),
+        _ if flags.bf16_decode_nt_kv => "BF16 decode tile: K and V streamed past the caches, the last V right after QK".to_string(),
+        _ if flags.fp8_decode_nt_v => "FP8 decode tile: V streamed past the caches".to_string(),
+        _ if arch.name != ArchName::Gfx950 => format!("generic tile: the only one {} has for this shape", arch.name),
+        KvDtype::Bf16 if !decode => generic("fused BF16 tile", missing.bf16_mtp_fused),
+        KvDtype::Bf16 => generic("BF16 decode tile", missing.bf16_decode_nt_kv),
+        KvDtype::Fp8 if !decode => generic("lean FP8 MTP4 tile", missing.fp8_mtp4_lean),
+        KvDtype::Fp8 => generic("FP8 decode tile", missing.fp8_decode_nt_v),
+        _ => generic("", None),
+    };
+    if fit.row_groups > 1 {
+        reason.push_str("; rows split over workgroups");
+    }
+    if flags.dual_group {
+        reason.push_str("; two tile groups, as the grid leaves CUs idle");
+    }
+    if flags.direct_output {
+        reason.push_str("; rows stored directly, no reducer");
+    }
+    reason
+}

@@ -1,0 +1,73 @@
+//! Bytes of LDS (shared memory) a workgroup needs, part by part.
+
+use super::problem::{M_TILE_ROWS, Problem, ScaleMode};
+use crate::cache::KvDtype;
+use crate::plan::TILE_TOKENS;
+
+/// Waves that share one tile.
+pub(super) const WAVES: usize = 4;
+/// Padding that keeps rows off the same banks.
+const ROW_PAD: usize = 16;
+/// Tokens of one wave of an MXFP4 tile.
+const MXFP4_WAVE_TOKENS: usize = 64;
+
+/// One LDS layout of the AMD tile: the sum of these parts, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lds {
+    /// Q: `m_tiles * 16` rows of `head_dim * element + 16`, FP8 quantized (1 byte, and a F32 scale a row) where KV is FP8, else 2 bytes.
+    pub query: usize,
+    /// P: `p_slots * 16` rows of `256 * element + 16`. One slot that M-tiles take in turn, or one for each M-tile (fused).
+    pub probabilities: usize,
+    /// Row maxima and sums of each wave: `p_slots * 2 * 4 * 16` F32.
+    pub statistics: usize,
+    /// Page ids: two tiles of `ceil(256 / page_size)`, or a whole table row (MXFP4), 4 bytes each.
+    pub page_ids: usize,
+    /// Per-token scales of K and V: `2 * 256` F32, and the largest V scale of each wave.
+    pub scales: usize,
+    /// MXFP4: V as BF16, for each wave `head_dim` rows of 64 tokens, 8 bytes of padding a row.
+    /// Q is staged and the waves are merged (one M-tile at a time) in the same space, before and after the loop; P stays in registers, because V
+    /// is staged in the token order that score accumulators come out in.
+    pub values: usize,
+}
+
+impl Lds {
+    pub fn total(&self) -> usize {
+        self.query + self.probabilities + self.statistics + self.page_ids + self.scales + self.values
+    }
+
+    /// The FP8 or 16-bit tile with `m_tiles` M-tiles and `p_slots` slots for P.
+    pub fn of_tile(p: &Problem, m_tiles: usize, p_slots: usize) -> Self {
+        let fp8 = p.kv_dtype == KvDtype::Fp8;
+        let element = if fp8 { 1 } else { 2 };
+        let rows = m_tiles * M_TILE_ROWS;
+        Self {
+            query: rows * (p.head_dim * element + ROW_PAD) + if fp8 { rows * 4 } else { 0 },
+            probabilities: p_slots * M_TILE_ROWS * (TILE_TOKENS * element + ROW_PAD),
+            statistics: p_slots * 2 * WAVES * M_TILE_ROWS * 4,
+            page_ids: 2 * TILE_TOKENS.div_ceil(p.page_size) * 4,
+            scales: if p.scales == ScaleMode::PerToken { 2 * TILE_TOKENS * 4 + WAVES * 4 } else { 0 },
+            values: 0,
+        }
+    }
+
+    /// The MXFP4 tile with room for `staged` page ids, or for two tiles' where `None`.
+    pub fn of_mxfp4(p: &Problem, staged: Option<usize>) -> Self {
+        let ids = staged.unwrap_or(2 * TILE_TOKENS.div_ceil(p.page_size));
+        let values = WAVES * p.head_dim * (MXFP4_WAVE_TOKENS * 2 + 8);
+        Self { page_ids: ids.saturating_mul(4), values, ..Self::default() }
+    }
+}
+
+/// Two copies for two tile groups; the groups merge through the same space: one M-tile of O, maxima and sums in F32.
+pub(super) fn two_groups(copy: Lds, head_dim: usize) -> usize {
+    let merge = M_TILE_ROWS * (head_dim + 2) * 4;
+    copy.total().saturating_mul(2).max(merge)
+}
+
+/// The CUDA tile: Q as stored by `element` bytes a value, two stages of K and V of `tokens` tokens, P, and the waves' row statistics.
+pub(super) fn cuda_tile(p: &Problem, m_tiles: usize, tokens: usize) -> usize {
+    let element = if p.kv_dtype == KvDtype::F32 { 4 } else { 2 };
+    let row = p.head_dim * element + ROW_PAD;
+    let rows = m_tiles * M_TILE_ROWS;
+    rows * row + 2 * 2 * tokens * row + rows * (tokens * element + ROW_PAD) + rows * 2 * WAVES * 4
+}

@@ -1,0 +1,138 @@
+//! `AppendAndAttend`: the same as writing and then decoding, and nothing changes on an error.
+
+use candle::{DType, Device, Result, Tensor};
+use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::{AppendAndAttend, DecodeOptions, paged_decode};
+use testkit::reference::{attention, floats};
+
+const DIMS: CacheDims = CacheDims { pages: 12, page_size: 16, kv_heads: 2, head_dim: 64 };
+
+fn cache(layout: CacheLayout, dtype: KvDtype, quantization: Quantization) -> Result<PagedKvCache> {
+    PagedKvCache::new(CacheConfig { layers: 2, dims: DIMS, dtype, layout: Some(layout), quantization }, &Device::Cpu)
+}
+
+/// Two sequences: 40 tokens on pages 3, 7, 1 and 5 tokens on page 9; the last 2 of each are new.
+struct Step {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_tables: Tensor,
+}
+
+impl Step {
+    fn new() -> Result<Self> {
+        let device = &Device::Cpu;
+        let random = |rows, heads| Tensor::randn(0f32, 1., (rows, heads, DIMS.head_dim), device)?.to_dtype(DType::BF16);
+        Ok(Self {
+            q: random(4, 8)?,
+            k: random(45, 2)?,
+            v: random(45, 2)?,
+            block_tables: Tensor::new(&[[3i32, 7, 1], [9, -1, -1]], device)?,
+        })
+    }
+
+    fn slots(&self) -> Vec<i64> {
+        let place = |pages: &[i64], t: i64| pages[t as usize / 16] * 16 + t % 16;
+        (0..40).map(|t| place(&[3, 7, 1], t)).chain((0..5).map(|t| place(&[9], t))).collect()
+    }
+
+    /// Writes all but the two newest tokens of each sequence; gives the op for those.
+    fn prefill<'a>(&self, cache: &'a PagedKvCache) -> Result<(AppendAndAttend<'a>, Tensor, Tensor)> {
+        let slots = self.slots();
+        let device = &Device::Cpu;
+        let rows = |t: &Tensor, parts: [(usize, usize); 2]| -> Result<Tensor> {
+            Tensor::cat(&[t.narrow(0, parts[0].0, parts[0].1)?, t.narrow(0, parts[1].0, parts[1].1)?], 0)
+        };
+        let (old, new) = ([(0, 38), (40, 3)], [(38, 2), (43, 2)]);
+        let slots = Tensor::new(slots, device)?;
+        cache.write(1, &rows(&self.k, old)?, &rows(&self.v, old)?, &rows(&slots, old)?)?;
+        let op = AppendAndAttend {
+            cache,
+            layer: 1,
+            slot_mapping: rows(&slots, new)?,
+            block_tables: self.block_tables.clone(),
+            context_lens: Tensor::new(&[40u32, 5], device)?,
+            options: DecodeOptions::default(),
+        };
+        Ok((op, rows(&self.k, new)?, rows(&self.v, new)?))
+    }
+}
+
+fn forms() -> Vec<(KvDtype, Quantization)> {
+    vec![
+        (KvDtype::F32, Quantization::None),
+        (KvDtype::Bf16, Quantization::None),
+        (KvDtype::F16, Quantization::None),
+        (KvDtype::Fp8, Quantization::None),
+        (KvDtype::Fp8, Quantization::Scalar { k: 0.02, v: 0.03 }),
+        (KvDtype::Fp8, Quantization::PerToken),
+        (KvDtype::Mxfp4, Quantization::Block),
+    ]
+}
+
+#[test]
+fn it_writes_and_then_attends() -> Result<()> {
+    for layout in CacheLayout::ALL {
+        for (dtype, quantization) in forms() {
+            if dtype == KvDtype::Mxfp4 && matches!(layout, CacheLayout::Vllm | CacheLayout::Shuffled) {
+                continue;
+            }
+            let step = Step::new()?;
+            let cache = cache(layout, dtype, quantization)?;
+            let (op, k, v) = step.prefill(&cache)?;
+            let out = op.apply(&step.q, &k, &v)?;
+            let layer = cache.layer(1)?;
+            let options =
+                DecodeOptions { layout, k_scale: layer.k_scale.clone(), v_scale: layer.v_scale.clone(), ..DecodeOptions::default() };
+            let args = (&step.block_tables, &op.context_lens);
+            let again = paged_decode(&step.q, &layer.key, &layer.value, args.0, args.1, &options)?;
+            assert_eq!(floats(&out)?, floats(&again)?, "{layout:?} {dtype:?}");
+            attention(&step.q, &layer.key, &layer.value, args.0, args.1, &options)?.compare(&out, None, 8e-3, 0.)?;
+            let (untouched, _) = cache.gather(0, &[3, 7, 1], 40)?;
+            assert!(floats(&untouched)?.iter().all(|v| *v == 0.), "the other layer stays as it was");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_attended_cache_holds_the_written_tokens() -> Result<()> {
+    let step = Step::new()?;
+    let cache = cache(CacheLayout::Hnd, KvDtype::F32, Quantization::None)?;
+    let (op, k, v) = step.prefill(&cache)?;
+    op.apply(&step.q, &k, &v)?;
+    let (keys, values) = cache.gather(1, &[3, 7, 1], 40)?;
+    assert_eq!(floats(&keys)?, floats(&step.k.narrow(0, 0, 40)?)?);
+    assert_eq!(floats(&values)?, floats(&step.v.narrow(0, 0, 40)?)?);
+    Ok(())
+}
+
+#[test]
+fn an_error_changes_nothing() -> Result<()> {
+    let step = Step::new()?;
+    let cache = cache(CacheLayout::Nhd, KvDtype::Bf16, Quantization::None)?;
+    let (op, k, v) = step.prefill(&cache)?;
+    let before = floats(&cache.layer(1)?.key)?;
+    let device = &Device::Cpu;
+    let wrong: Vec<(&str, Box<dyn Fn(&mut AppendAndAttend<'_>)>)> = vec![
+        ("layer", Box::new(|op| op.layer = 2)),
+        ("block_tables", Box::new(move |op| op.block_tables = Tensor::new(&[[3i32, 7, 99], [9, -1, -1]], device).unwrap())),
+        ("context_lens", Box::new(move |op| op.context_lens = Tensor::new(&[4000u32, 5], device).unwrap())),
+        ("slot_mapping", Box::new(move |op| op.slot_mapping = Tensor::new(&[1i64, 2, 3, 12 * 16], device).unwrap())),
+        ("softcap", Box::new(|op| op.options.softcap = Some(-1.))),
+    ];
+    for (name, edit) in wrong {
+        let mut op = op.clone();
+        edit(&mut op);
+        let message = op.apply(&step.q, &k, &v).expect_err(name).to_string();
+        assert!(message.contains(name), "{message:?} does not name {name}");
+        assert_eq!(floats(&cache.layer(1)?.key)?, before, "{name}");
+    }
+    let message = op.apply(&step.q, &k.narrow(0, 0, 3)?, &v.narrow(0, 0, 3)?).unwrap_err().to_string();
+    assert!(message.contains("k:") && message.contains("4 rows"), "{message}");
+    let shared = cache.layer(1)?.key.narrow(0, 0, 1)?.reshape((16, 2, 64))?.narrow(0, 0, 4)?;
+    let message = op.apply(&step.q, &shared, &v).unwrap_err().to_string();
+    assert!(message.contains("k: shares its storage"), "{message}");
+    assert_eq!(floats(&cache.layer(1)?.key)?, before);
+    Ok(())
+}
