@@ -41,7 +41,7 @@ pub struct CacheConfig {
 
 /// The K and V pages of every layer on one device.
 ///
-/// Cloning shares the tensors. The cache knows nothing of sequences: a `PagePool` says which pages are whose.
+/// Cloning shares the tensors. The cache knows nothing of sequences: a [`PagePool`](super::PagePool) says which pages are whose.
 #[derive(Clone, Debug)]
 pub struct PagedKvCache {
     config: CacheConfig,
