@@ -1,0 +1,168 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail, ensure};
+use candle::{DType, Device};
+use clap::{Parser, ValueEnum};
+
+use super::kv::KvKind;
+use super::sampling::Sampling;
+
+/// Decodes MiniMax-M3 with paged attention.
+///
+/// Without arguments: writes a small random model of the same architecture as a sharded checkpoint, loads it back, decodes a batch of
+/// sequences token by token and again with multi-token verify, and checks that both give the same tokens.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "minimax_decode")]
+pub struct Args {
+    /// Checkpoint folder: config.json and model.safetensors or its shards with their index [default: a small random model]
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// Compares with recorded logits and greedy tokens (prompt.i, prefill_logits.i, decode_logits.i, greedy.i) and exits with 1 where
+    /// they differ
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub check: Option<PathBuf>,
+
+    /// No model: the attention call alone on a workload of benches/workloads.json
+    #[arg(long, requires = "shape", conflicts_with_all = ["model", "check"])]
+    pub attention_only: bool,
+
+    /// Workload for --attention-only, such as minimax20/decode-b4-q1-ctx8192-bf16
+    #[arg(long, value_name = "FAMILY/NAME", requires = "attention_only")]
+    pub shape: Option<String>,
+
+    /// How K and V are stored [default: as computed; the workload's own with --attention-only]
+    #[arg(long, value_enum)]
+    pub kv: Option<KvKind>,
+
+    /// What the model computes in
+    #[arg(long, value_enum, default_value_t = ComputeType::F32)]
+    pub dtype: ComputeType,
+
+    /// What RoPE's frequencies are rounded to [default: f32; with --check the checkpoint's own dtype, since a recording of a PyTorch
+    /// model that was cast to bfloat16 has them rounded, whatever it computes in]
+    #[arg(long, value_enum)]
+    pub rope: Option<ComputeType>,
+
+    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+    pub backend: Backend,
+
+    /// Sequences that run at a time
+    #[arg(long, default_value_t = 4)]
+    pub batch: usize,
+
+    /// Sequences in all; those past the batch join as others leave [default: half as many again as the batch]
+    #[arg(long)]
+    pub requests: Option<usize>,
+
+    /// Prompt tokens of a sequence
+    #[arg(long, default_value_t = 700)]
+    pub context: usize,
+
+    /// New tokens of a sequence
+    #[arg(long, default_value_t = 64)]
+    pub steps: usize,
+
+    /// Tokens of a verify step: the last one and its drafts. 1 leaves the second, verifying run out [default: 4, with --check 1]
+    #[arg(long, value_name = "N")]
+    pub mtp: Option<usize>,
+
+    /// Rows of a step: decoding sequences first, prompt chunks in what is left
+    #[arg(long, default_value_t = 512)]
+    pub chunk: usize,
+
+    /// Tokens of a page [default: the model's block size]
+    #[arg(long)]
+    pub page_size: Option<usize>,
+
+    /// Seed of the random model, the prompts and the draws
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+
+    /// 0 is greedy
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+
+    /// Draw among the fewest tokens that hold this much probability
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f32,
+
+    /// Draw among this many tokens at most; 0 is no limit
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+
+    /// One line of JSON on stdout in place of the text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The dtype of weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ComputeType {
+    F32,
+    Bf16,
+}
+
+impl ComputeType {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    Cpu,
+    Cuda,
+    Rocm,
+}
+
+impl Args {
+    pub fn dtype(&self) -> DType {
+        self.dtype.dtype()
+    }
+
+    /// Of RoPE's frequencies, for a checkpoint in bfloat16 or not.
+    pub fn rope_dtype(&self, bf16_checkpoint: bool) -> DType {
+        match self.rope {
+            Some(dtype) => dtype.dtype(),
+            None if self.check.is_some() && bf16_checkpoint => DType::BF16,
+            None => DType::F32,
+        }
+    }
+
+    pub fn kv(&self) -> KvKind {
+        self.kv.unwrap_or(KvKind::of(self.dtype()))
+    }
+
+    pub fn sampling(&self) -> Sampling {
+        Sampling { temperature: self.temperature, top_p: self.top_p, top_k: self.top_k, seed: self.seed }
+    }
+
+    /// Refuses sizes that nothing can run with.
+    pub fn check_sizes(&self) -> Result<()> {
+        let sizes = [("batch", self.batch), ("context", self.context), ("steps", self.steps), ("requests", self.requests.unwrap_or(1))];
+        for (name, size) in sizes {
+            ensure!(size > 0, "--{name}: must be at least 1");
+        }
+        ensure!(self.chunk > 0 && self.chunk <= 512, "--chunk: {} is not from 1 to 512", self.chunk);
+        let mtp = self.mtp.unwrap_or(1);
+        ensure!((1..=16).contains(&mtp) && mtp <= self.chunk, "--mtp: {mtp} is not from 1 to 16 and at most the chunk");
+        Ok(())
+    }
+}
+
+impl Backend {
+    pub fn device(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Cuda if candle::utils::cuda_is_available() => Ok(Device::new_cuda(0)?),
+            Self::Cuda => bail!("--backend cuda: this binary is built without CUDA"),
+            Self::Rocm => bail!("--backend rocm: this binary is built without ROCm"),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! MiniMax-M3's text model decoded with `candle-paged-attn`: continuous batching, chunked prefill, block-sparse layers and multi-token
+//! verify over one paged cache. `cargo run --release --example minimax_decode -- --help` lists what it can do.
+
+pub mod args;
+pub mod attention;
+pub mod attention_only;
+pub mod batch;
+pub mod check;
+pub mod checkpoint;
+pub mod config;
+pub mod decode;
+pub mod indexer;
+pub mod kv;
+pub mod meter;
+pub mod mlp;
+pub mod model;
+pub mod moe;
+pub mod mtp;
+pub mod norm;
+pub mod progress;
+pub mod prompts;
+pub mod report;
+pub mod rope;
+pub mod sampling;
+pub mod scheduler;
+pub mod synthetic;
+pub mod tensors;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use candle::Device;
+use clap::Parser;
+use serde_json::json;
+
+use args::Args;
+use checkpoint::Checkpoint;
+use config::Config;
+use model::Model;
+use progress::Progress;
+use scheduler::ServeOptions;
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs what `args` ask for; `false` where a check failed.
+pub fn run(args: &Args) -> Result<bool> {
+    args.check_sizes()?;
+    let device = args.backend.device()?;
+    match (&args.shape, &args.model, &args.check) {
+        (Some(shape), _, _) => run_attention(args, shape, &device),
+        (None, Some(dir), Some(file)) => run_check(args, &load(dir, args, &device)?, file),
+        (None, Some(dir), None) => decode::run(args, &load(dir, args, &device)?),
+        (None, None, _) => {
+            let dir = tempfile::tempdir()?;
+            synthetic::write(dir.path(), &synthetic::config(), args.seed)?;
+            decode::run(args, &load(dir.path(), args, &device)?)
+        }
+    }
+}
+
+/// Opens, checks and loads the checkpoint in `dir`.
+fn load(dir: &Path, args: &Args, device: &Device) -> Result<Model> {
+    let config = Config::from_dir(dir)?;
+    let checkpoint = Checkpoint::open(dir, &config)?;
+    if checkpoint.unused > 0 {
+        eprintln!("left unread: {} tensors of the multimodal parts", checkpoint.unused);
+    }
+    let rope = args.rope_dtype(config.bf16);
+    let progress = Progress::new("loading layers", config.layers.len());
+    let model = Model::load(&checkpoint, config, args.dtype(), rope, device, || progress.add(1))?;
+    progress.finish();
+    Ok(model)
+}
+
+/// How to serve requests as `args` say, `mtp_rows` a verify step.
+fn serve_options(args: &Args, model: &Model, mtp_rows: usize) -> ServeOptions {
+    ServeOptions {
+        kv: args.kv(),
+        max_batch: args.batch,
+        max_rows: args.chunk,
+        mtp_rows,
+        page_size: args.page_size.unwrap_or(model.config.indexer.block_size),
+        pages: None,
+        sampling: args.sampling(),
+        keep_logits: false,
+    }
+}
+
+fn run_check(args: &Args, model: &Model, file: &Path) -> Result<bool> {
+    let recorded = check::read(file, model.config.vocab_size)?;
+    let tokens = recorded.iter().map(|recorded| recorded.prompt.len() + recorded.greedy.len()).sum();
+    let progress = Progress::new("checking", tokens);
+    let comparisons = check::check(model, &recorded, serve_options(args, model, args.mtp.unwrap_or(1)), |n| progress.add(n))?;
+    progress.finish();
+    let passes = comparisons.iter().all(check::Comparison::passes);
+    let rope = format!("{:?}", args.rope_dtype(model.config.bf16));
+    if args.json {
+        let prompts: Vec<_> = comparisons.iter().map(report::comparison_json).collect();
+        println!("{}", json!({ "kv": args.kv().name(), "rope": rope, "passes": passes, "prompts": prompts }));
+    } else {
+        println!("RoPE frequencies in {rope}; KV in {}", args.kv().name());
+        comparisons.iter().enumerate().for_each(|(index, comparison)| println!("{}", report::comparison_text(index, comparison)));
+    }
+    Ok(passes)
+}
+
+fn run_attention(args: &Args, shape: &str, device: &Device) -> Result<bool> {
+    let workload = testkit::workloads::find(shape)?;
+    let kind = args.kv.unwrap_or(attention_only::kv_kind(&workload));
+    let times = attention_only::run(&workload, kind, args.seed, device)?;
+    match args.json {
+        true => println!("{}", report::attention_json(shape, &kind.name(), &times)),
+        false => println!("{}", report::attention_text(shape, &kind.name(), &times)),
+    }
+    Ok(true)
+}
