@@ -117,3 +117,13 @@ pub(crate) enum OutputData<'a> {
     F16(&'a mut [f16]),
     Bf16(&'a mut [bf16]),
 }
+
+impl Scale<'_> {
+    /// The factor of the whole cache, 1 where factors are stored with the tokens.
+    pub fn scalar(&self) -> f32 {
+        match *self {
+            Self::Scalar(scale) => scale,
+            Self::PerToken { .. } | Self::Block { .. } => 1.0,
+        }
+    }
+}

@@ -1,20 +1,24 @@
 //! The CPU backend: flash decoding over the planner's tasks on rayon's pool.
+//!
+//! `schedule` turns a plan into items (a row block of queries of one KV head over a range of tokens), `task` walks an item's tokens in steps,
+//! `pack` brings a step's keys and values into registers' reach, `gemm` multiplies, `softmax` weighs, `finish` merges and writes. All of it is
+//! generic over an instruction set (`isa`) and an arithmetic (`math`: f32, or BF16 pairs with f32 sums).
 
+mod decode;
+mod finish;
+mod gemm;
+mod isa;
 mod job;
+mod math;
+mod pack;
+mod pages;
+mod schedule;
+mod softmax;
+mod task;
+#[cfg(test)]
+mod tests;
+mod workspace;
 
+pub(crate) use isa::detect;
 pub(crate) use job::{Ids, Job, KvData, KvView, Output, OutputData, PageTable, QueryData, QueryView, Row, Scale};
-
-use candle::{Result, bail};
-
-use crate::registry::CpuIsa;
-
-/// The best instruction set of this machine that the kernels know.
-pub(crate) fn detect() -> CpuIsa {
-    CpuIsa::Portable
-}
-
-/// Runs one validated call.
-pub(crate) fn run(job: &Job<'_>, output: &mut Output<'_>) -> Result<()> {
-    let _ = (job, output);
-    bail!("unwritten")
-}
+pub(crate) use schedule::run;

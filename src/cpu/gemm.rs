@@ -1,0 +1,138 @@
+//! The two products of a step as register tiles: scores = K·Q with query rows in the lanes, output += P·V with dims in the lanes.
+
+use super::isa::Isa;
+use super::math::Math;
+
+/// Tokens of a key block: the granularity in which keys are addressed.
+pub(super) const BLOCK: usize = 16;
+
+/// Where the units of 16 tokens' keys lie: token t, chunk c, unit u at `data + t*token + c*chunk + 4*u` bytes.
+#[derive(Clone, Copy)]
+pub(super) struct KeyBlock {
+    pub data: *const u8,
+    pub token: usize,
+    pub chunk: usize,
+}
+
+/// `out[t][r] = sum over units of q[u][r] · key[t][u]` for the tokens of `blocks` and `rows` query rows (a multiple of 16).
+pub(super) struct Scores<'a> {
+    /// Units `[terms][units][rows]`: the terms of a split query add up.
+    pub query: *const u32,
+    pub terms: usize,
+    pub rows: usize,
+    /// Units of head_dim, `chunks * chunk_units`.
+    pub chunks: usize,
+    pub chunk_units: usize,
+    pub blocks: &'a [KeyBlock],
+    /// `[blocks * 16][rows]`.
+    pub out: *mut f32,
+}
+
+/// `out[r][d] += sum over units of p[u][r] · value[u][d]` for a run of tokens.
+pub(super) struct Weighted {
+    /// Units `[units][stride]`.
+    pub weights: *const u32,
+    pub weights_stride: usize,
+    /// Query rows wanted (rows up to the next multiple of 16 may be written).
+    pub rows: usize,
+    /// Unit u of dim d at `values + u*unit + 4*d` bytes.
+    pub values: *const u8,
+    pub unit: usize,
+    pub units: usize,
+    /// `[rows][width]`; width is a multiple of 16.
+    pub out: *mut f32,
+    pub width: usize,
+}
+
+/// Rows `from..to` of [`Scores`] in tiles of RV vectors by NB tokens; `to - from` is a multiple of RV vectors, NB divides 16.
+#[inline(always)]
+pub(super) unsafe fn score_rows<I: Isa, A: Math, const RV: usize, const NB: usize>(job: &Scores, from: usize, to: usize) {
+    for row in (from..to).step_by(RV * I::LANES) {
+        for (b, block) in job.blocks.iter().enumerate() {
+            for t in (0..BLOCK).step_by(NB) {
+                unsafe {
+                    let keys = KeyBlock { data: block.data.add(t * block.token), ..*block };
+                    score_tile::<I, A, RV, NB>(job, row, keys, job.out.add((b * BLOCK + t) * job.rows + row));
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn score_tile<I: Isa, A: Math, const RV: usize, const NB: usize>(job: &Scores, row: usize, keys: KeyBlock, out: *mut f32) {
+    unsafe {
+        let mut acc = [[I::splat(0.0); RV]; NB];
+        let mut query = job.query.add(row).cast::<f32>();
+        for _ in 0..job.terms {
+            let mut chunk = keys.data;
+            for _ in 0..job.chunks {
+                let mut at = chunk;
+                for _ in 0..job.chunk_units {
+                    let mut q = [I::splat(0.0); RV];
+                    for i in 0..RV {
+                        q[i] = I::load(query.add(i * I::LANES));
+                    }
+                    for t in 0..NB {
+                        let k = I::splat(at.add(t * keys.token).cast::<f32>().read_unaligned());
+                        for i in 0..RV {
+                            acc[t][i] = A::dot::<I>(q[i], k, acc[t][i]);
+                        }
+                    }
+                    query = query.add(job.rows);
+                    at = at.add(4);
+                }
+                chunk = chunk.add(keys.chunk);
+            }
+        }
+        for t in 0..NB {
+            for i in 0..RV {
+                I::store(out.add(t * job.rows + i * I::LANES), acc[t][i]);
+            }
+        }
+    }
+}
+
+/// Dims `from..to` of [`Weighted`] in tiles of RB rows by DV vectors; `to - from` is a multiple of DV vectors, RB divides 16.
+#[inline(always)]
+pub(super) unsafe fn weighted_rows<I: Isa, A: Math, const RB: usize, const DV: usize>(job: &Weighted, from: usize, to: usize) {
+    for dim in (from..to).step_by(DV * I::LANES) {
+        for row in (0..job.rows).step_by(RB) {
+            unsafe { weighted_tile::<I, A, RB, DV>(job, row, dim) }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: &Weighted, row: usize, dim: usize) {
+    unsafe {
+        let out = job.out.add(row * job.width + dim);
+        let mut acc = [[I::splat(0.0); DV]; RB];
+        for r in 0..RB {
+            for i in 0..DV {
+                acc[r][i] = I::load(out.add(r * job.width + i * I::LANES));
+            }
+        }
+        let mut weights = job.weights.add(row).cast::<f32>();
+        let mut values = job.values.add(4 * dim);
+        for _ in 0..job.units {
+            let mut v = [I::splat(0.0); DV];
+            for i in 0..DV {
+                v[i] = I::load(values.cast::<f32>().add(i * I::LANES));
+            }
+            for r in 0..RB {
+                let p = I::splat(*weights.add(r));
+                for i in 0..DV {
+                    acc[r][i] = A::dot::<I>(p, v[i], acc[r][i]);
+                }
+            }
+            weights = weights.add(job.weights_stride);
+            values = values.add(job.unit);
+        }
+        for r in 0..RB {
+            for i in 0..DV {
+                I::store(out.add(r * job.width + i * I::LANES), acc[r][i]);
+            }
+        }
+    }
+}

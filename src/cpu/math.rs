@@ -1,0 +1,39 @@
+//! The arithmetic of the two products: f32, or BF16 pairs with f32 sums.
+
+use super::isa::Isa;
+
+/// How scores and outputs are multiplied out.
+///
+/// # Safety
+/// As [`Isa`].
+pub(super) trait Math: Copy + 'static {
+    /// Elements of a unit.
+    const PAIR: usize;
+    /// Bytes of an element.
+    const BYTES: usize = 4 / Self::PAIR;
+    unsafe fn dot<I: Isa>(a: I::V, b: I::V, c: I::V) -> I::V;
+}
+
+/// f32 throughout.
+#[derive(Clone, Copy)]
+pub(super) struct Singles;
+
+/// BF16 factors, f32 sums.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs;
+
+impl Math for Singles {
+    const PAIR: usize = 1;
+    #[inline(always)]
+    unsafe fn dot<I: Isa>(a: I::V, b: I::V, c: I::V) -> I::V {
+        unsafe { I::mul_add(a, b, c) }
+    }
+}
+
+impl Math for Pairs {
+    const PAIR: usize = 2;
+    #[inline(always)]
+    unsafe fn dot<I: Isa>(a: I::V, b: I::V, c: I::V) -> I::V {
+        unsafe { I::dot_pairs(a, b, c) }
+    }
+}
