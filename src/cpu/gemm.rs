@@ -1,5 +1,6 @@
 //! The two products of a step as register tiles: scores = K·Q with query rows in the lanes, output += P·V with dims in the lanes.
 
+use super::ahead::Ahead;
 use super::isa::Isa;
 use super::math::Math;
 
@@ -46,11 +47,18 @@ pub(super) struct Weighted {
 
 /// Rows `from..to` of [`Scores`] in tiles of RV vectors by NB tokens; `to - from` is a multiple of RV vectors, NB divides 16.
 #[inline(always)]
-pub(super) unsafe fn score_rows<I: Isa, A: Math, const RV: usize, const NB: usize>(job: &Scores, from: usize, to: usize) {
+pub(super) unsafe fn score_rows<I: Isa, A: Math, const RV: usize, const NB: usize>(
+    job: &Scores,
+    ahead: &mut Ahead,
+    from: usize,
+    to: usize,
+) {
+    let share = ahead.share(job.rows / (RV * I::LANES) * job.blocks.len() * (BLOCK / NB));
     for row in (from..to).step_by(RV * I::LANES) {
         for (b, block) in job.blocks.iter().enumerate() {
             for t in (0..BLOCK).step_by(NB) {
                 unsafe {
+                    ahead.ask::<I>(share);
                     let keys = KeyBlock { data: block.data.add(t * block.token), ..*block };
                     score_tile::<I, A, RV, NB>(job, row, keys, job.out.add((b * BLOCK + t) * job.rows + row));
                 }
@@ -95,10 +103,19 @@ unsafe fn score_tile<I: Isa, A: Math, const RV: usize, const NB: usize>(job: &Sc
 
 /// Dims `from..to` of [`Weighted`] in tiles of RB rows by DV vectors; `to - from` is a multiple of DV vectors, RB divides 16.
 #[inline(always)]
-pub(super) unsafe fn weighted_rows<I: Isa, A: Math, const RB: usize, const DV: usize>(job: &Weighted, from: usize, to: usize) {
+pub(super) unsafe fn weighted_rows<I: Isa, A: Math, const RB: usize, const DV: usize>(
+    job: &Weighted,
+    ahead: &mut Ahead,
+    from: usize,
+    to: usize,
+) {
+    let share = ahead.share((job.width - from) / (DV * I::LANES) * job.rows.div_ceil(RB));
     for dim in (from..to).step_by(DV * I::LANES) {
         for row in (0..job.rows).step_by(RB) {
-            unsafe { weighted_tile::<I, A, RB, DV>(job, row, dim) }
+            unsafe {
+                ahead.ask::<I>(share);
+                weighted_tile::<I, A, RB, DV>(job, row, dim)
+            }
         }
     }
 }

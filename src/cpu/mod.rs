@@ -4,6 +4,7 @@
 //! `pack` brings a step's keys and values into registers' reach, `gemm` multiplies, `softmax` weighs, `finish` merges and writes. All of it is
 //! generic over an instruction set (`isa`) and an arithmetic (`math`: f32, or BF16 pairs with f32 sums).
 
+mod ahead;
 mod choice;
 mod decode;
 mod finish;
@@ -13,6 +14,8 @@ mod job;
 mod math;
 mod pack;
 mod pages;
+#[cfg(test)]
+mod rates;
 mod schedule;
 mod softmax;
 mod task;

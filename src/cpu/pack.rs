@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::ahead::Stretches;
 use super::gemm::{BLOCK, KeyBlock};
 use super::isa::Isa;
 use super::job::{KvData, KvView, QueryData, QueryView, Scale};
@@ -109,6 +110,28 @@ impl Head<'_, '_> {
             slot / s.token_chunk * s.token_chunk_stride + slot % s.token_chunk * s.token
         };
         self.base(segment) + within
+    }
+
+    /// Where the segment's elements lie.
+    pub fn stretches(&self, segment: &Segment) -> Stretches {
+        let s = &self.view.strides;
+        let data = address(&self.view.data, self.token(segment, 0));
+        let bytes = |elements: usize| match self.view.data {
+            KvData::F32(_) => 4 * elements,
+            KvData::F16(_) | KvData::Bf16(_) => 2 * elements,
+            KvData::Fp8(_) | KvData::Mxfp4(_) => elements,
+        };
+        let row = if matches!(self.view.data, KvData::Mxfp4(_)) { self.head_dim / 2 } else { self.head_dim };
+        if self.rows_are_contiguous() {
+            Stretches::new(data, segment.tokens, bytes(row), bytes(s.token))
+        } else if s.dim_chunk != usize::MAX {
+            Stretches::new(data, self.head_dim / s.dim_chunk, bytes(segment.tokens * s.dim_chunk), bytes(s.dim_chunk_stride))
+        } else if s.token_chunk != usize::MAX {
+            let pieces = segment.tokens.div_ceil(s.token_chunk);
+            Stretches::new(data, pieces, bytes(self.head_dim * s.token_chunk), bytes(s.token_chunk_stride))
+        } else {
+            Stretches::new(data, self.head_dim, bytes(segment.tokens), bytes(s.dim))
+        }
     }
 
     /// Whether each token's dims are contiguous.

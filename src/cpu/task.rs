@@ -1,5 +1,6 @@
 //! One item of work: a row block of queries of one KV head over a range of tokens, step by step.
 
+use super::ahead::Ahead;
 use super::gemm::{Scores, Weighted};
 use super::isa::Isa;
 use super::job::Job;
@@ -91,29 +92,47 @@ pub(super) unsafe fn attend<I: Isa, A: Math>(job: &Job<'_>, block: &RowBlock, ra
         if start >= end {
             return;
         }
+        let view = |view| Head { view, head: block.head, head_dim: job.dims.head_dim, page_size: job.dims.page_size };
+        let heads = [view(&job.key), view(&job.value)];
+        let stop = |begin: usize| ((begin / STEP + 1) * STEP).min(end);
+        let (mut now, mut next) = (Segments::new(), Segments::new());
+        let mut ahead = [Ahead::new(), Ahead::new()];
+        next.locate(job, block.sequence, block.head, start, stop(start) - start);
+        for (ahead, head) in ahead.iter_mut().zip(&heads) {
+            ahead.aim(head, &next);
+            ahead.ask::<I>(usize::MAX);
+        }
         let at = |r: usize| {
             let (row, head) = block.place(r);
             job.query.start + row * job.query.row_stride + head * job.query.head_stride
         };
         pack_query::<I, A>(&job.query, at, block.rows, job.dims.head_dim, work);
-        let mut segments = Segments::new();
         let mut begin = start;
         while begin < end {
-            let stop = ((begin / STEP + 1) * STEP).min(end);
-            segments.locate(job, block.sequence, block.head, begin, stop - begin);
-            step::<I, A>(job, block, (begin, stop), &segments, work);
-            begin = stop;
+            let step_end = stop(begin);
+            std::mem::swap(&mut now, &mut next);
+            next.locate(job, block.sequence, block.head, step_end, stop(step_end) - step_end);
+            ahead.iter_mut().zip(&heads).for_each(|(ahead, head)| ahead.aim(head, &next));
+            step::<I, A>(job, block, &heads, (begin, step_end), &now, &mut ahead, work);
+            begin = step_end;
         }
     }
 }
 
 #[inline(always)]
-unsafe fn step<I: Isa, A: Math>(job: &Job<'_>, block: &RowBlock, (begin, end): (usize, usize), segments: &Segments, work: &Workspace) {
+unsafe fn step<I: Isa, A: Math>(
+    job: &Job<'_>,
+    block: &RowBlock,
+    heads: &[Head<'_, '_>; 2],
+    (begin, end): (usize, usize),
+    segments: &Segments,
+    ahead: &mut [Ahead; 2],
+    work: &Workspace,
+) {
     let tokens = end - begin;
-    let head = |view| Head { view, head: block.head, head_dim: job.dims.head_dim, page_size: job.dims.page_size };
     unsafe {
-        let keys = head(&job.key).keys::<I, A>(segments, tokens, work);
-        score::<I, A>(job, &keys, tokens, work);
+        let keys = heads[0].keys::<I, A>(segments, tokens, work);
+        score::<I, A>(job, &keys, tokens, &mut ahead[0], work);
         let mask = block.mask(job.window, begin, end, work);
         let key_scales = token_scales(&job.key.scale, block.head, segments, work.key_scales);
         let value_scales = token_scales(&job.value.scale, block.head, segments, work.value_scales);
@@ -134,36 +153,39 @@ unsafe fn step<I: Isa, A: Math>(job: &Job<'_>, block: &RowBlock, (begin, end): (
         if softmax.run::<I, A>() {
             rescale::<I>(block.rows, work);
         }
-        let values = head(&job.value).values::<I, A>(segments, tokens, mask.is_some(), work);
+        let values = heads[1].values::<I, A>(segments, tokens, mask.is_some(), work);
         if let Some(mask) = mask {
             isolate::<A>(block.rows, job.dims.head_dim, tokens, mask, softmax.weights, work);
         }
-        accumulate::<I, A>(block.rows, &values, softmax.weights, work);
+        accumulate::<I, A>(block.rows, &values, softmax.weights, &mut ahead[1], work);
     }
 }
 
 #[inline(always)]
-unsafe fn score<I: Isa, A: Math>(job: &Job<'_>, keys: &Keys, tokens: usize, work: &Workspace) {
+unsafe fn score<I: Isa, A: Math>(job: &Job<'_>, keys: &Keys, tokens: usize, ahead: &mut Ahead, work: &Workspace) {
     let blocks = &keys.blocks[..tokens.div_ceil(super::gemm::BLOCK)];
     let terms = query_terms::<A>(&job.query);
     let (chunks, chunk_units) = (keys.chunks, keys.chunk_units);
-    unsafe { I::scores::<A>(&Scores { query: work.query, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }) }
+    unsafe { I::scores::<A>(&Scores { query: work.query, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead) }
 }
 
 #[inline(always)]
-unsafe fn accumulate<I: Isa, A: Math>(rows: usize, values: &Values, weights: *const u32, work: &Workspace) {
+unsafe fn accumulate<I: Isa, A: Math>(rows: usize, values: &Values, weights: *const u32, ahead: &mut Ahead, work: &Workspace) {
     for run in values.iter() {
         unsafe {
-            I::weighted::<A>(&Weighted {
-                weights: weights.add(run.first / A::PAIR * work.rows),
-                weights_stride: work.rows,
-                rows,
-                values: run.data,
-                unit: run.stride,
-                units: run.units,
-                out: work.out,
-                width: work.width,
-            });
+            I::weighted::<A>(
+                &Weighted {
+                    weights: weights.add(run.first / A::PAIR * work.rows),
+                    weights_stride: work.rows,
+                    rows,
+                    values: run.data,
+                    unit: run.stride,
+                    units: run.units,
+                    out: work.out,
+                    width: work.width,
+                },
+                ahead,
+            );
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Isa, Portable};
+use crate::cpu::ahead::Ahead;
 use crate::cpu::decode;
 use crate::cpu::gemm::{Scores, Weighted, score_rows, weighted_rows};
 use crate::cpu::math::Math;
@@ -96,12 +97,12 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn scores<A: Math>(job: &Scores) {
-        unsafe { score_rows::<Self, A, 2, 4>(job, 0, job.rows) }
+    unsafe fn scores<A: Math>(job: &Scores, ahead: &mut Ahead) {
+        unsafe { score_rows::<Self, A, 2, 4>(job, ahead, 0, job.rows) }
     }
     #[inline(always)]
-    unsafe fn weighted<A: Math>(job: &Weighted) {
-        unsafe { weighted_rows::<Self, A, 4, 2>(job, 0, job.width) }
+    unsafe fn weighted<A: Math>(job: &Weighted, ahead: &mut Ahead) {
+        unsafe { weighted_rows::<Self, A, 4, 2>(job, ahead, 0, job.width) }
     }
 
     #[inline(always)]

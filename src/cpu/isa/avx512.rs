@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Isa;
+use crate::cpu::ahead::Ahead;
 use crate::cpu::decode::{E2M1, e8m0, fp8_table};
 use crate::cpu::gemm::{Scores, Weighted, score_rows, weighted_rows};
 use crate::cpu::math::Math;
@@ -143,21 +144,21 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn scores<A: Math>(job: &Scores) {
+    unsafe fn scores<A: Math>(job: &Scores, ahead: &mut Ahead) {
         unsafe {
             let fours = job.rows / 64 * 64;
             let twos = fours + (job.rows - fours) / 32 * 32;
-            score_rows::<Self, A, 4, 4>(job, 0, fours);
-            score_rows::<Self, A, 2, 8>(job, fours, twos);
-            score_rows::<Self, A, 1, 16>(job, twos, job.rows);
+            score_rows::<Self, A, 4, 4>(job, ahead, 0, fours);
+            score_rows::<Self, A, 2, 8>(job, ahead, fours, twos);
+            score_rows::<Self, A, 1, 16>(job, ahead, twos, job.rows);
         }
     }
     #[inline(always)]
-    unsafe fn weighted<A: Math>(job: &Weighted) {
+    unsafe fn weighted<A: Math>(job: &Weighted, ahead: &mut Ahead) {
         unsafe {
             let fours = job.width / 64 * 64;
-            weighted_rows::<Self, A, 4, 4>(job, 0, fours);
-            weighted_rows::<Self, A, 8, 1>(job, fours, job.width);
+            weighted_rows::<Self, A, 4, 4>(job, ahead, 0, fours);
+            weighted_rows::<Self, A, 8, 1>(job, ahead, fours, job.width);
         }
     }
 

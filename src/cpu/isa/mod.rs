@@ -22,6 +22,7 @@ pub(crate) use detect::detect;
 pub(super) use neon::Neon;
 pub(super) use portable::Portable;
 
+use super::ahead::Ahead;
 use super::decode;
 use super::gemm::{Scores, Weighted};
 use super::math::Math;
@@ -68,9 +69,9 @@ pub(super) trait Isa: Copy + 'static {
     unsafe fn prefetch(_at: *const u8) {}
 
     /// Scores of a step (see [`Scores`]), in register tiles of this set's size.
-    unsafe fn scores<A: Math>(job: &Scores);
+    unsafe fn scores<A: Math>(job: &Scores, ahead: &mut Ahead);
     /// Adds a run's weighted values to the output rows (see [`Weighted`]), likewise.
-    unsafe fn weighted<A: Math>(job: &Weighted);
+    unsafe fn weighted<A: Math>(job: &Weighted, ahead: &mut Ahead);
 
     #[inline(always)]
     unsafe fn f16_to_f32(from: *const u16, to: *mut f32, n: usize) {

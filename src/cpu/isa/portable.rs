@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::Isa;
+use crate::cpu::ahead::Ahead;
 use crate::cpu::gemm::{Scores, Weighted, score_rows, weighted_rows};
 use crate::cpu::math::Math;
 
@@ -143,11 +144,11 @@ impl Isa for Portable {
         out
     }
     #[inline(always)]
-    unsafe fn scores<A: Math>(job: &Scores) {
-        unsafe { score_rows::<Self, A, 1, 2>(job, 0, job.rows) }
+    unsafe fn scores<A: Math>(job: &Scores, ahead: &mut Ahead) {
+        unsafe { score_rows::<Self, A, 1, 2>(job, ahead, 0, job.rows) }
     }
     #[inline(always)]
-    unsafe fn weighted<A: Math>(job: &Weighted) {
-        unsafe { weighted_rows::<Self, A, 2, 1>(job, 0, job.width) }
+    unsafe fn weighted<A: Math>(job: &Weighted, ahead: &mut Ahead) {
+        unsafe { weighted_rows::<Self, A, 2, 1>(job, ahead, 0, job.width) }
     }
 }
