@@ -41,6 +41,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ComputeType::F32)]
     pub dtype: ComputeType,
 
+    /// What RoPE's frequencies are rounded to [default: f32; with --check the checkpoint's own dtype, since a recording of a PyTorch
+    /// model that was cast to bfloat16 has them rounded, whatever it computes in]
+    #[arg(long, value_enum)]
+    pub rope: Option<ComputeType>,
+
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     pub backend: Backend,
 
@@ -100,6 +105,15 @@ pub enum ComputeType {
     Bf16,
 }
 
+impl ComputeType {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     Cpu,
@@ -109,9 +123,15 @@ pub enum Backend {
 
 impl Args {
     pub fn dtype(&self) -> DType {
-        match self.dtype {
-            ComputeType::F32 => DType::F32,
-            ComputeType::Bf16 => DType::BF16,
+        self.dtype.dtype()
+    }
+
+    /// Of RoPE's frequencies, for a checkpoint in bfloat16 or not.
+    pub fn rope_dtype(&self, bf16_checkpoint: bool) -> DType {
+        match self.rope {
+            Some(dtype) => dtype.dtype(),
+            None if self.check.is_some() && bf16_checkpoint => DType::BF16,
+            None => DType::F32,
         }
     }
 

@@ -9,10 +9,10 @@ use candle_paged_attn::{DecodeOptions, PlanChoice, paged_decode};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use testkit::workloads::{Fp8Scale, Kv, Workload};
 
 use super::kv::KvKind;
 use super::synthetic::normal;
-use super::workload::Workload;
 
 /// Calls are timed until they have taken this long together.
 const MEASURE_FOR: Duration = Duration::from_secs(2);
@@ -37,6 +37,16 @@ impl AttentionTimes {
     }
 }
 
+/// How a workload stores K and V.
+pub fn kv_kind(workload: &Workload) -> KvKind {
+    match (workload.kv, workload.fp8_scale) {
+        (Kv::Bf16, _) => KvKind::Bf16,
+        (Kv::Fp8, Some(Fp8Scale::PerToken)) => KvKind::Fp8PerToken,
+        (Kv::Fp8, _) => KvKind::Fp8,
+        (Kv::Mxfp4, _) => KvKind::Mxfp4,
+    }
+}
+
 /// Fills a cache with random tokens on scattered pages and times the call on it. q is BF16, or F32 over an F32 cache.
 pub fn run(workload: &Workload, kind: KvKind, seed: u64, device: &Device) -> Result<AttentionTimes> {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -50,7 +60,7 @@ pub fn run(workload: &Workload, kind: KvKind, seed: u64, device: &Device) -> Res
         times.push(start.elapsed());
     }
     times.sort_unstable();
-    let tokens: usize = workload.contexts()?.iter().sum();
+    let tokens: usize = workload.contexts().iter().sum();
     let kv_bytes = (tokens * workload.num_kv_heads * kind.token_bytes(workload.head_dim)) as u64;
     Ok(AttentionTimes { calls: times.len(), median: times[times.len() / 2], best: times[0], kv_bytes })
 }
@@ -66,15 +76,15 @@ struct Call {
 impl Call {
     fn new(workload: &Workload, kind: KvKind, rng: &mut StdRng, device: &Device) -> Result<Self> {
         let Workload { num_q_heads, num_kv_heads, head_dim, page_size, batch, query_len, .. } = *workload;
-        let contexts = workload.contexts()?;
-        let pages: usize = contexts.iter().map(|context| context.div_ceil(page_size)).sum();
+        let contexts = workload.contexts();
+        let pages = workload.pages().iter().sum();
         let dims = CacheDims { pages, page_size, kv_heads: num_kv_heads, head_dim };
         let config = CacheConfig { layers: 1, dims, dtype: kind.dtype(), layout: None, quantization: kind.quantization() };
         let cache = PagedKvCache::new(config, device)?;
         fill(&cache, rng, device)?;
         let mut free: Vec<u32> = (0..pages as u32).collect();
         free.shuffle(rng);
-        let columns = workload.table_tokens.div_ceil(page_size);
+        let columns = workload.table_width();
         let mut tables = vec![];
         for context in &contexts {
             let own = free.split_off(free.len() - context.div_ceil(page_size));

@@ -2,7 +2,6 @@
 
 use candle::{DType, Device, Result, Tensor};
 
-use super::config::Config;
 use super::rope::Rope;
 
 /// The new tokens of one sequence in a step.
@@ -49,7 +48,7 @@ pub struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    pub fn new(sequences: &'a [SequenceRows], config: &Config, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(sequences: &'a [SequenceRows], frequencies: &[f32], dtype: DType, device: &Device) -> Result<Self> {
         let tokens: Vec<u32> = sequences.iter().flat_map(|s| s.tokens.iter().copied()).collect();
         let slots: Vec<i64> = sequences.iter().flat_map(|s| s.slots.iter().copied()).collect();
         let positions: Vec<usize> = sequences.iter().flat_map(SequenceRows::positions).collect();
@@ -67,7 +66,7 @@ impl<'a> Step<'a> {
         Ok(Self {
             sequences,
             tokens: Tensor::new(tokens, device)?,
-            rope: Rope::new(&positions, config.rope_theta, config.rotary_dim, dtype, device)?,
+            rope: Rope::new(&positions, frequencies, dtype, device)?,
             slot_mapping: Tensor::new(slots, device)?,
             block_tables: Tensor::from_vec(tables, (sequences.len(), columns), device)?,
             context_lens: Tensor::new(context_lens, device)?,

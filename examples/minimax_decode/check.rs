@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use candle::{DType, Device, Tensor};
 use candle::safetensors::MmapedSafetensors;
+use candle::{DType, Device, Tensor};
 
 use super::model::Model;
 use super::sampling::Sampling;

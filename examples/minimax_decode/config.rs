@@ -32,6 +32,8 @@ pub struct Config {
     pub max_positions: usize,
     pub eos_tokens: Vec<u32>,
     pub tie_word_embeddings: bool,
+    /// `torch_dtype` is bfloat16.
+    pub bf16: bool,
     pub layers: Vec<LayerKind>,
     pub indexer: IndexerConfig,
 }
@@ -71,12 +73,14 @@ impl Config {
     pub fn from_json(text: &str) -> Result<Self> {
         let mut outer: Value = serde_json::from_str(text).context("not valid JSON")?;
         ensure!(outer.get("quantization_config").is_none_or(Value::is_null), "quantization_config: quantized weights are not supported");
+        let dtype = outer.get("torch_dtype").or(outer.get("dtype")).and_then(Value::as_str);
+        let bf16 = dtype == Some("bfloat16");
         let inner = match outer.get_mut("text_config") {
             Some(inner) => inner.take(),
             None => outer,
         };
         let raw: RawConfig = serde_json::from_value(inner)?;
-        raw.resolve()
+        Ok(Self { bf16, ..raw.resolve()? })
     }
 
     /// The config in the released form, `text_config` inside `minimax_m3_vl`.
@@ -85,7 +89,7 @@ impl Config {
         json!({
             "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
             "model_type": "minimax_m3_vl",
-            "torch_dtype": "bfloat16",
+            "torch_dtype": if self.bf16 { "bfloat16" } else { "float32" },
             "text_config": {
                 "model_type": "minimax_m3",
                 "vocab_size": self.vocab_size,
@@ -146,10 +150,7 @@ impl Config {
         for (name, size) in sizes {
             ensure!(size > 0, "{name}: 0");
         }
-        ensure!(
-            q_heads.is_multiple_of(*kv_heads),
-            "num_attention_heads: {q_heads} is not a multiple of num_key_value_heads {kv_heads}"
-        );
+        ensure!(q_heads.is_multiple_of(*kv_heads), "num_attention_heads: {q_heads} is not a multiple of num_key_value_heads {kv_heads}");
         ensure!(
             *rotary_dim > 0 && rotary_dim.is_multiple_of(2) && rotary_dim <= head_dim,
             "rotary_dim: {rotary_dim} is not an even number from 2 to head_dim {head_dim}"
@@ -272,6 +273,7 @@ impl RawConfig {
                 Some(OneOrMany::Many(tokens)) => tokens,
             },
             tie_word_embeddings: self.tie_word_embeddings,
+            bf16: false,
             layers,
             indexer: IndexerConfig {
                 heads: sparse.sparse_num_index_heads.or(self.index_n_heads).unwrap_or(4),
@@ -298,11 +300,8 @@ impl RawConfig {
                 ensure!(known.contains(&value.as_str()), "{name}: {value:?} is not supported ({})", known.join(", "));
             }
         }
-        let flags = [
-            ("use_qk_norm", self.use_qk_norm),
-            ("use_gemma_norm", self.use_gemma_norm),
-            ("use_routing_bias", self.use_routing_bias),
-        ];
+        let flags =
+            [("use_qk_norm", self.use_qk_norm), ("use_gemma_norm", self.use_gemma_norm), ("use_routing_bias", self.use_routing_bias)];
         for (name, value) in flags {
             ensure!(value != Some(false), "{name}: false is not supported");
         }

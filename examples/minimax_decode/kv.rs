@@ -68,7 +68,6 @@ pub struct Memory {
     /// Per layer: `[pages, page_size, index_head_dim]` on sparse layers.
     index_keys: Vec<Option<Tensor>>,
     pub kind: KvKind,
-    pub page_size: usize,
 }
 
 impl Memory {
@@ -90,7 +89,6 @@ impl Memory {
             kv: PagedKvCache::new(cache, device)?,
             index_keys: config.layers.iter().map(|layer| index_keys(layer.sparse)).collect::<candle::Result<_>>()?,
             kind,
-            page_size,
         })
     }
 

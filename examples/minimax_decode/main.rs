@@ -1,31 +1,30 @@
 //! MiniMax-M3's text model decoded with `candle-paged-attn`: continuous batching, chunked prefill, block-sparse layers and multi-token
 //! verify over one paged cache. `cargo run --release --example minimax_decode -- --help` lists what it can do.
 
-mod args;
-mod attention;
-mod attention_only;
-mod batch;
-mod check;
-mod checkpoint;
-mod config;
-mod decode;
-mod indexer;
-mod kv;
-mod meter;
-mod mlp;
-mod model;
-mod moe;
-mod mtp;
-mod norm;
-mod progress;
-mod prompts;
-mod report;
-mod rope;
-mod sampling;
-mod scheduler;
-mod synthetic;
-mod tensors;
-mod workload;
+pub mod args;
+pub mod attention;
+pub mod attention_only;
+pub mod batch;
+pub mod check;
+pub mod checkpoint;
+pub mod config;
+pub mod decode;
+pub mod indexer;
+pub mod kv;
+pub mod meter;
+pub mod mlp;
+pub mod model;
+pub mod moe;
+pub mod mtp;
+pub mod norm;
+pub mod progress;
+pub mod prompts;
+pub mod report;
+pub mod rope;
+pub mod sampling;
+pub mod scheduler;
+pub mod synthetic;
+pub mod tensors;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -41,7 +40,6 @@ use config::Config;
 use model::Model;
 use progress::Progress;
 use scheduler::ServeOptions;
-use workload::Workload;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -55,7 +53,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs what `args` ask for; `false` where a check failed.
-fn run(args: &Args) -> Result<bool> {
+pub fn run(args: &Args) -> Result<bool> {
     args.check_sizes()?;
     let device = args.backend.device()?;
     match (&args.shape, &args.model, &args.check) {
@@ -77,8 +75,9 @@ fn load(dir: &Path, args: &Args, device: &Device) -> Result<Model> {
     if checkpoint.unused > 0 {
         eprintln!("left unread: {} tensors of the multimodal parts", checkpoint.unused);
     }
+    let rope = args.rope_dtype(config.bf16);
     let progress = Progress::new("loading layers", config.layers.len());
-    let model = Model::load(&checkpoint, config, args.dtype(), device, || progress.add(1))?;
+    let model = Model::load(&checkpoint, config, args.dtype(), rope, device, || progress.add(1))?;
     progress.finish();
     Ok(model)
 }
@@ -104,21 +103,20 @@ fn run_check(args: &Args, model: &Model, file: &Path) -> Result<bool> {
     let comparisons = check::check(model, &recorded, serve_options(args, model, args.mtp.unwrap_or(1)), |n| progress.add(n))?;
     progress.finish();
     let passes = comparisons.iter().all(check::Comparison::passes);
+    let rope = format!("{:?}", args.rope_dtype(model.config.bf16));
     if args.json {
         let prompts: Vec<_> = comparisons.iter().map(report::comparison_json).collect();
-        println!("{}", json!({ "kv": args.kv().name(), "passes": passes, "prompts": prompts }));
+        println!("{}", json!({ "kv": args.kv().name(), "rope": rope, "passes": passes, "prompts": prompts }));
     } else {
+        println!("RoPE frequencies in {rope}; KV in {}", args.kv().name());
         comparisons.iter().enumerate().for_each(|(index, comparison)| println!("{}", report::comparison_text(index, comparison)));
     }
     Ok(passes)
 }
 
 fn run_attention(args: &Args, shape: &str, device: &Device) -> Result<bool> {
-    let workload = Workload::named(shape)?;
-    let kind = match args.kv {
-        Some(kind) => kind,
-        None => workload.kv()?,
-    };
+    let workload = testkit::workloads::find(shape)?;
+    let kind = args.kv.unwrap_or(attention_only::kv_kind(&workload));
     let times = attention_only::run(&workload, kind, args.seed, device)?;
     match args.json {
         true => println!("{}", report::attention_json(shape, &kind.name(), &times)),

@@ -12,12 +12,15 @@ use super::meter::Meter;
 use super::mlp::{Mlp, linear};
 use super::moe::Moe;
 use super::norm::RmsNorm;
+use super::rope::frequencies;
 use super::tensors::{MLP_NAMES, layer_prefix};
 
 pub struct Model {
     pub config: Config,
     pub dtype: DType,
     pub device: Device,
+    /// Of RoPE: see [`frequencies`].
+    frequencies: Vec<f32>,
     embed: Embedding,
     layers: Vec<Layer>,
     norm: RmsNorm,
@@ -37,8 +40,15 @@ enum FeedForward {
 }
 
 impl Model {
-    /// Loads the weights layer by layer as `dtype`. `on_layer` is called after each layer.
-    pub fn load(checkpoint: &Checkpoint, config: Config, dtype: DType, device: &Device, on_layer: impl Fn()) -> anyhow::Result<Self> {
+    /// Loads the weights layer by layer as `dtype`; RoPE's frequencies are rounded to `rope`. `on_layer` is called after each layer.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        config: Config,
+        dtype: DType,
+        rope: DType,
+        device: &Device,
+        on_layer: impl Fn(),
+    ) -> anyhow::Result<Self> {
         let embed = checkpoint.load("model.embed_tokens.weight", dtype, device)?;
         let mut layers = vec![];
         for index in 0..config.layers.len() {
@@ -51,12 +61,13 @@ impl Model {
             false => linear(checkpoint, "lm_head.weight", dtype, device)?,
         };
         let embed = Embedding::new(embed, config.hidden_size);
-        Ok(Self { config, dtype, device: device.clone(), embed, layers, norm, lm_head })
+        let frequencies = frequencies(config.rope_theta, config.rotary_dim, rope);
+        Ok(Self { config, dtype, device: device.clone(), frequencies, embed, layers, norm, lm_head })
     }
 
     /// Appends the sequences' new tokens to `memory`; logits F32 `[rows that need them, vocab]`.
     pub fn forward(&self, sequences: &[SequenceRows], memory: &Memory, meter: &mut Meter) -> Result<Tensor> {
-        let step = Step::new(sequences, &self.config, self.dtype, &self.device)?;
+        let step = Step::new(sequences, &self.frequencies, self.dtype, &self.device)?;
         let mut x = self.embed.forward(&step.tokens)?;
         for layer in &self.layers {
             x = layer.forward(&x, &step, memory, meter)?;

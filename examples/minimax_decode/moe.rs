@@ -52,7 +52,7 @@ impl Moe {
             }
         }
         let mut outputs = vec![];
-        let mut place = vec![0; rows * self.experts_per_token];
+        let mut place = vec![0u32; rows * self.experts_per_token];
         let mut next = 0;
         for (expert, members) in self.experts.iter().zip(&members).filter(|(_, members)| !members.is_empty()) {
             for &(row, rank) in members {

@@ -11,7 +11,8 @@ const PHRASES: usize = 8;
 pub fn random(count: usize, length: usize, vocab: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let prompt = |_| {
-        let phrases: [[u32; PHRASE_TOKENS]; PHRASES] = [(); PHRASES].map(|()| [(); PHRASE_TOKENS].map(|()| rng.random_range(0..vocab as u32)));
+        let phrases: [[u32; PHRASE_TOKENS]; PHRASES] =
+            [(); PHRASES].map(|()| [(); PHRASE_TOKENS].map(|()| rng.random_range(0..vocab as u32)));
         let mut tokens = vec![];
         while tokens.len() < length {
             tokens.extend(phrases[rng.random_range(0..PHRASES)]);

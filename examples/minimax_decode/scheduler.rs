@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use candle_paged_attn::cache::{PagePool, SequenceId};
+use candle_paged_attn::cache::{Append, PagePool, SeqId};
 
 use super::batch::SequenceRows;
 use super::kv::{KvKind, Memory};
@@ -88,7 +88,7 @@ pub struct Scheduler<'a> {
 struct Running {
     id: usize,
     request: Request,
-    sequence: SequenceId,
+    sequence: SeqId,
     /// Prompt and new tokens.
     tokens: Vec<u32>,
     /// How many of `tokens` are cached.
@@ -186,12 +186,12 @@ impl<'a> Scheduler<'a> {
         while self.running.len() < self.options.max_batch {
             let Some((_, request)) = self.waiting.front() else { return };
             spoken_for += need(request);
-            if spoken_for > self.memory.kv.config().dims.pages {
+            if spoken_for > self.pool.total_pages() {
                 return;
             }
             if let Some((id, request)) = self.waiting.pop_front() {
-                let sequence = self.pool.allocate();
-                self.running.push(Running { id, tokens: request.prompt.clone(), request, sequence, cached: 0, logits: vec![] });
+                let (sequence, cached) = self.pool.allocate_with_prefix(&request.prompt, 0);
+                self.running.push(Running { id, tokens: request.prompt.clone(), request, sequence, cached, logits: vec![] });
             }
         }
     }
@@ -224,7 +224,8 @@ impl<'a> Scheduler<'a> {
         let start = running.cached;
         let mut tokens = running.tokens[start..start + turn.rows].to_vec();
         tokens.extend(&turn.drafts);
-        let slots = self.pool.append(running.sequence, tokens.len())?;
+        let Append { slots, copies } = self.pool.append(running.sequence, &tokens)?;
+        ensure!(copies.is_empty(), "sequences share whole pages only, yet page {:?} needs a copy", copies);
         let pages = self.pool.block_table(running.sequence)?.to_vec();
         let logits = if turn.rows == running.uncached() { 1 + turn.drafts.len() } else { 0 };
         Ok(SequenceRows { tokens, start, pages, slots, logits })
@@ -251,6 +252,7 @@ impl<'a> Scheduler<'a> {
         self.stats.drafted += turn.drafts.len();
         self.stats.accepted += accepted;
         self.pool.truncate(running.sequence, running.cached)?;
+        self.pool.commit(running.sequence)?;
         Ok(new)
     }
 

@@ -40,6 +40,7 @@ pub fn config() -> Config {
         max_positions: 65536,
         eos_tokens: vec![],
         tie_word_embeddings: false,
+        bf16: true,
         layers: vec![kind(false, false), kind(true, false), kind(true, true), kind(true, true), kind(true, true)],
         indexer: IndexerConfig { heads: 2, head_dim: 64, block_size: 128, top_blocks: 3, local_blocks: 1 },
     }
