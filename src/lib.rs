@@ -1,4 +1,46 @@
-//! Paged-attention decode for candle.
+//! Paged-attention decode for candle: one op that plugs into a model's `forward`, a planner that balances batches of mixed context lengths, a
+//! registry that picks the kernel by arch and shape and says why, and a paged KV cache.
+//!
+//! - [`AppendAndAttend`] writes a step's new tokens into a [`cache::PagedKvCache`] and attends; [`cache::PagePool`] hands out the pages.
+//! - [`paged_decode`] and its kin attend over cache tensors that the caller owns ([`cache::CacheLayout`] lists the layouts).
+//! - [`plan`] splits a batch into tasks, [`registry`] chooses kernels; both are pure and usable by themselves.
+//!
+//! ```
+//! use candle::{DType, Device, Result, Tensor};
+//! use candle_paged_attn::cache::{CacheConfig, CacheDims, KvDtype, PagePool, PagedKvCache, Quantization};
+//! use candle_paged_attn::{AppendAndAttend, DecodeOptions};
+//! # fn main() -> Result<()> {
+//! let device = Device::Cpu;
+//! let dims = CacheDims { pages: 64, page_size: 16, kv_heads: 2, head_dim: 64 };
+//! let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
+//! let cache = PagedKvCache::new(config, &device)?;
+//! let mut pool = PagePool::new(dims.pages, dims.page_size)?;
+//! let sequence = pool.allocate();
+//! let prompt = [11, 12, 13, 14, 15];
+//! let append = pool.append(sequence, &prompt)?;
+//! cache.copy_pages(&append.copies)?;
+//! let tables = pool.tables(&[sequence], &device)?;
+//! // In each layer of the model, with q, k and v of the new tokens after RoPE:
+//! let [q, k, v] = [8, 2, 2].map(|heads| Tensor::zeros((prompt.len(), heads, dims.head_dim), DType::BF16, &device));
+//! let op = AppendAndAttend {
+//!     cache: &cache,
+//!     layer: 0,
+//!     slot_mapping: PagePool::slot_mapping([&append], &device)?,
+//!     block_tables: tables.block_tables,
+//!     context_lens: tables.context_lens,
+//!     options: DecodeOptions::default(),
+//! };
+//! let out = op.apply(&q?, &k?, &v?)?;
+//! assert_eq!(out.dims(), [prompt.len(), 8, dims.head_dim]);
+//! pool.commit(sequence)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | | CPU | CUDA | ROCm |
+//! |---|---|---|---|
+//! | every dtype, layout and option of [`DecodeOptions`] | executed and checked against float64 | no kernel yet: a clear error | no kernel yet |
+//! | planner, registry | yes | yes (tables) | yes (tables) |
 
 mod append;
 pub mod cache;
@@ -14,3 +56,14 @@ pub use append::AppendAndAttend;
 pub use case::Case;
 pub use op::{CallSummary, PagedDecode, explain_call, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse};
 pub use options::{DecodeOptions, KvScale, PlanChoice};
+
+/// The instruction sets of this machine that the CPU kernels are written for, best first. Calls use the first, or the one that the
+/// environment variable `CANDLE_PAGED_ATTN_CPU_ISA` names (read once).
+pub fn cpu_instruction_sets() -> Vec<registry::CpuIsa> {
+    registry::CpuIsa::ALL.into_iter().filter(|isa| cpu::available(*isa)).collect()
+}
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -162,8 +162,10 @@ fn write_and_gather(rng: &mut StdRng, dims: CacheDims, layout: CacheLayout, dtyp
     let (k_scale, v_scale) = (scales(rng, dims, dtype, case), scales(rng, dims, dtype, case / 3));
     let cache = LayerCache { key, value, k_scale, v_scale };
     let input = INPUTS[case % 3];
-    let (k, v) =
-        (new_tokens(rng, tokens, dims, input, case % 2 == 0), new_tokens(rng, tokens, dims, INPUTS[(case + 1) % 3], case % 5 == 0));
+    let (k, v) = (
+        new_tokens(rng, tokens, dims, input, case.is_multiple_of(2)),
+        new_tokens(rng, tokens, dims, INPUTS[(case + 1) % 3], case.is_multiple_of(5)),
+    );
     let slots = draw_slots(rng, tokens, dims);
     let slot_mapping = Tensor::from_vec(slots.clone(), tokens, &CPU).unwrap();
 
@@ -177,10 +179,10 @@ fn write_and_gather(rng: &mut StdRng, dims: CacheDims, layout: CacheLayout, dtyp
         let width = places.len() / (dims.pages * dims.kv_heads * dims.page_size);
         let new: Vec<Vec<Vec<f32>>> = new.to_dtype(DType::F32).unwrap().force_contiguous().unwrap().to_vec3().unwrap();
         for (token, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
-            for head in 0..dims.kv_heads {
+            for (head, new) in new[token].iter().enumerate() {
                 let (page, offset) = (slot as usize / dims.page_size, slot as usize % dims.page_size);
                 let row = (page * dims.kv_heads + head) * dims.page_size + offset;
-                let (bits, scale_bits, decoded) = stored(&new[token][head], dtype, scale);
+                let (bits, scale_bits, decoded) = stored(new, dtype, scale);
                 // Halves of one tensor have one storage: the last comparison is against both sides' writes.
                 let target = if shared { 0 } else { side };
                 bits.iter().enumerate().for_each(|(d, &bits)| expected[target][places[row * width + d]] = bits);

@@ -31,6 +31,9 @@ impl Slots {
     }
 }
 
+/// Free and cached pages, and each sequence's tokens and pages.
+type Snapshot = (usize, usize, Vec<(SeqId, Vec<u32>, Vec<u32>)>);
+
 struct Live {
     tokens: Vec<u32>,
     /// First token that must still be readable.
@@ -64,7 +67,7 @@ impl Model {
     }
 
     /// The state that no failed call may change.
-    fn snapshot(&self) -> (usize, usize, Vec<(SeqId, Vec<u32>, Vec<u32>)>) {
+    fn snapshot(&self) -> Snapshot {
         let sequences = self.live.keys().map(|&s| (s, self.pool.tokens(s).unwrap().to_vec(), self.pool.block_table(s).unwrap().to_vec()));
         (self.pool.free_pages(), self.pool.cached_pages(), sequences.collect())
     }

@@ -5,6 +5,7 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Tensor, bail};
 use super::write::reshape_and_cache_storage;
 use super::{CacheDims, CacheLayout, KvDtype, MXFP4_BLOCK, copy_pages, gather, reshape_and_cache};
 use crate::options::KvScale;
+use crate::registry::{Arch, preferred_layout};
 
 /// How an 8-bit or 4-bit cache scales what it stores.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,7 +144,11 @@ fn zeros(shape: Vec<usize>, dtype: DType, device: &Device) -> Result<Tensor> {
 impl PagedKvCache {
     /// Zeroed pages on `device`. Refuses sizes, dtypes and scales that do not go together, and sizes that memory cannot hold.
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self> {
-        let layout = config.layout.unwrap_or_else(|| preferred_layout(device));
+        let layout = match config.layout {
+            Some(layout) => layout,
+            // The CPU's, the one device this build has kernels for.
+            None => preferred_layout(&Arch::host()?, config.dtype),
+        };
         config.check(layout)?;
         let layers = (0..config.layers).map(|_| config.layer(layout, device)).collect::<Result<_>>()?;
         Ok(Self { config, layout, layers })
@@ -196,9 +201,4 @@ impl PagedKvCache {
     pub fn gather(&self, layer: usize, pages: &[u32], len: usize) -> Result<(Tensor, Tensor)> {
         gather(self.layer(layer)?, self.layout, pages, len)
     }
-}
-
-/// What a cache takes when left to choose.
-fn preferred_layout(_: &Device) -> CacheLayout {
-    CacheLayout::Nhd
 }

@@ -127,7 +127,7 @@ impl Pages {
 }
 
 /// The lanes of each table row that the call reads: from the page of the first position in reach of the window to that of the last
-/// token. `None` where the arguments contradict each other.
+/// token; none where a sequence has no new rows. `None` where the arguments contradict each other.
 fn lanes_read(
     q: &Layout,
     key: Operand<'_>,
@@ -151,8 +151,9 @@ fn lanes_read(
     let query_lens = query_lens(q, batch, query_start)?;
     let heads = table_rows.checked_div(batch).unwrap_or(1);
     let lanes = lens.iter().enumerate().map(|(row, &context)| {
-        let context = usize::try_from(context).unwrap_or(0);
-        let reach = options.window.map_or(usize::MAX, |window| window.saturating_add(query_lens[row / heads]).saturating_sub(1));
+        let query_len = query_lens[row / heads];
+        let context = if query_len == 0 { 0 } else { usize::try_from(context).unwrap_or(0) };
+        let reach = options.window.map_or(usize::MAX, |window| window.saturating_add(query_len).saturating_sub(1));
         let lanes = context.saturating_sub(reach) / page_size..context.div_ceil(page_size);
         (lanes.end <= width).then_some(lanes)
     });

@@ -10,7 +10,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::Case;
 use crate::cache::{CacheLayout, KvDtype};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
-use crate::plan::{DecodePlan, HostPlan};
+use crate::plan::DecodePlan;
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 const CACHES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::U8];
@@ -300,9 +300,8 @@ impl<'a> File<'a> {
         let given = ["work_info", "reduce_info"].into_iter().find(|name| self.header.info(name).is_some());
         match (self.text("plan"), given) {
             (Some("given"), _) => {
-                let work = records::<4>("work_info", &self.required("work_info")?)?;
-                let reduce = records::<2>("reduce_info", &self.required("reduce_info")?)?;
-                Ok(PlanChoice::Given(DecodePlan::from_host(HostPlan { work, reduce }, &Device::Cpu)?))
+                let plan = DecodePlan::from_tensors(self.required("work_info")?, self.required("reduce_info")?)?;
+                Ok(PlanChoice::Given(plan))
             }
             (_, Some(name)) => bail!("{name}: present, but the plan is not \"given\""),
             (Some("free"), _) => Ok(PlanChoice::Free),
@@ -310,15 +309,6 @@ impl<'a> File<'a> {
             (None, _) => Ok(PlanChoice::Default),
         }
     }
-}
-
-/// The rows of an I32 `[n, N]` tensor.
-fn records<const N: usize>(name: &str, tensor: &Tensor) -> Result<Vec<[i32; N]>> {
-    if tensor.rank() != 2 || tensor.dims()[1] != N {
-        bail!("{name}: shape {:?}, expected [n, {N}]", tensor.dims())
-    }
-    let flat = tensor.flatten_all()?.to_vec1::<i32>()?;
-    Ok(flat.as_chunks().0.to_vec())
 }
 
 fn dtype_of(name: &str, info: &TensorInfo) -> Result<DType> {

@@ -81,7 +81,10 @@ impl Case {
                 v_scale: scale(&options.v_scale)?,
                 query_start: moved(&options.query_start)?,
                 plan: match &options.plan {
-                    PlanChoice::Given(plan) => PlanChoice::Given(DecodePlan::from_host((*plan.host()?).clone(), device)?),
+                    PlanChoice::Given(plan) => {
+                        let records = (plan.work_info().to_device(device)?, plan.reduce_info().to_device(device)?);
+                        PlanChoice::Given(DecodePlan::from_tensors(records.0, records.1)?)
+                    }
                     other => other.clone(),
                 },
                 ..options.clone()

@@ -22,6 +22,6 @@ mod workspace;
 
 pub(crate) use choice::isa;
 pub(crate) use isa::{available, detect};
-pub(crate) use workspace::ROW_BLOCK;
 pub(crate) use job::{Ids, Job, KvData, KvView, Output, OutputData, PageTable, QueryData, QueryView, Row, Scale};
 pub(crate) use schedule::run;
+pub(crate) use workspace::ROW_BLOCK;

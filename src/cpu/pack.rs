@@ -103,7 +103,11 @@ impl Head<'_, '_> {
     #[inline(always)]
     fn token(&self, segment: &Segment, i: usize) -> usize {
         let (s, slot) = (&self.view.strides, segment.slot + i);
-        let within = if slot < s.token_chunk { slot * s.token } else { slot / s.token_chunk * s.token_chunk_stride + slot % s.token_chunk * s.token };
+        let within = if slot < s.token_chunk {
+            slot * s.token
+        } else {
+            slot / s.token_chunk * s.token_chunk_stride + slot % s.token_chunk * s.token
+        };
         self.base(segment) + within
     }
 

@@ -10,9 +10,9 @@ use super::isa::{self, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{Avx2, Avx512};
 use super::job::{Job, KvData, Output};
-use super::math::Singles;
 #[cfg(target_arch = "x86_64")]
 use super::math::Pairs;
+use super::math::Singles;
 use super::task::{RowBlock, attend};
 use super::workspace::{PAD, ROW_BLOCK, STEP, Workspace};
 use crate::plan::TILE_TOKENS;

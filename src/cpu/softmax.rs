@@ -71,7 +71,10 @@ impl Softmax {
                 if let Some(mask) = self.mask {
                     let token = I::splat(t as f32);
                     // token <= last, for whole numbers
-                    let seen = I::and(I::less(I::load(mask.after.add(row)), token), I::less(I::splat(t as f32 - 0.5), I::load(mask.last.add(row))));
+                    let seen = I::and(
+                        I::less(I::load(mask.after.add(row)), token),
+                        I::less(I::splat(t as f32 - 0.5), I::load(mask.last.add(row))),
+                    );
                     s = I::select(seen, s, I::splat(f32::NEG_INFINITY));
                 }
                 I::store(at, s);

@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use super::*;
 use super::isa::available;
+use super::*;
 use crate::cache::{CacheDims, CacheLayout, KvDtype, KvStrides};
 use crate::plan::{HostPlan, TILE_TOKENS};
 use crate::registry::CpuIsa;
@@ -279,12 +279,7 @@ impl Case {
         let longest = spec.sequences.iter().map(|s| s.1).max().unwrap_or(0) + 2 * spec.page_size;
         let max_pages = longest.div_ceil(spec.page_size);
         let tables = spec.sequences.len() * heads;
-        let dims = CacheDims {
-            pages: tables * max_pages + 2,
-            page_size: spec.page_size,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-        };
+        let dims = CacheDims { pages: tables * max_pages + 2, page_size: spec.page_size, kv_heads: spec.kv_heads, head_dim: spec.head_dim };
         let mut pages: Vec<i32> = (0..dims.pages as i32).collect();
         pages.shuffle(&mut rng);
         let mut key = Cache::new(&spec, dims, true, poison);
@@ -597,7 +592,8 @@ fn draw(rng: &mut StdRng) -> Spec {
     let (kv_heads, group) = (pick(&[1, 1, 2, 3]), pick(&[1, 2, 4, 7, 16, 20]));
     let (layout, kv, q) = (CacheLayout::ALL[pick(&[0, 1, 2, 3])], KV[pick(&[0, 1, 2, 3, 4])], Q[pick(&[0, 1, 2])]);
     let (parts, page_gap) = (pick(&[1, 1, 2, 3, 8]), pick(&[0, 0, 32, 640]));
-    let sequences = (0..pick(&[1, 2, 3])).map(|_| (pick(&[1, 1, 2, 4, 9, 16, 70]), pick(&[0, 1, 5, 15, 63, 64, 65, 255, 257, 400, 700]))).collect();
+    let sequences =
+        (0..pick(&[1, 2, 3])).map(|_| (pick(&[1, 1, 2, 4, 9, 16, 70]), pick(&[0, 1, 5, 15, 63, 64, 65, 255, 257, 400, 700]))).collect();
     let window = [None, Some(1), Some(5), Some(63), Some(100), Some(300), Some(usize::MAX)][pick(&[0, 0, 0, 1, 2, 3, 4, 5, 6])];
     let softcap = [None, Some(0.7), Some(20.0)][pick(&[0, 0, 1, 2])];
     Spec {

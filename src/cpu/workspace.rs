@@ -83,8 +83,8 @@ impl Workspace {
             arena.resize(lines, Line([0.0; 16]));
         }
         let mut at = 0;
-        let [query, scores, weights, out, keys, values, staged, zeros, max, sum, factor, after, last, key_scales, value_scales] =
-            sizes.map(|size| {
+        let [query, scores, weights, out, keys, values, staged, zeros, max, sum, factor, after, last, key_scales, value_scales] = sizes
+            .map(|size| {
                 let pointer = arena[at..].as_mut_ptr().cast::<f32>();
                 at += size.div_ceil(16);
                 pointer

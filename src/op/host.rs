@@ -45,7 +45,7 @@ pub(crate) fn rows(shapes: &Shapes, context_lens: &Tensor, options: &DecodeOptio
 fn query_starts(shapes: &Shapes, options: &DecodeOptions) -> Result<Vec<usize>> {
     let (batch, rows) = (shapes.batch, shapes.rows);
     let Some(tensor) = &options.query_start else {
-        let len = if batch == 0 { 0 } else { rows / batch };
+        let len = rows.checked_div(batch).unwrap_or(0);
         return Ok((0..=batch).map(|s| s * len).collect());
     };
     let starts = read_integers("query_start", tensor)?;

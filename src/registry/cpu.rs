@@ -31,7 +31,11 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
         row_groups: p.m_tiles().div_ceil(ROW_TILES),
         waves_per_eu: 0,
         reason: why.to_string(),
-        key: KernelKey::new(p, ArchName::Cpu(used), Tile { m_tiles: p.m_tiles().min(ROW_TILES), tokens: TILE_TOKENS, flags: Flags::default() }),
+        key: KernelKey::new(
+            p,
+            ArchName::Cpu(used),
+            Tile { m_tiles: p.m_tiles().min(ROW_TILES), tokens: TILE_TOKENS, flags: Flags::default() },
+        ),
     })
 }
 

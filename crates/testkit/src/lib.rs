@@ -2,6 +2,8 @@
 
 pub mod cases;
 mod mersenne;
+pub mod peers;
 pub mod rates;
 pub mod reference;
+pub mod rotation;
 pub mod workloads;

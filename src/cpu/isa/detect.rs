@@ -4,8 +4,7 @@ use crate::registry::CpuIsa;
 
 /// The best instruction set of this machine that the kernels know.
 pub(crate) fn detect() -> CpuIsa {
-    const BEST_FIRST: [CpuIsa; 6] =
-        [CpuIsa::AmxBf16, CpuIsa::Avx512Bf16, CpuIsa::Avx512, CpuIsa::Avx2, CpuIsa::Neon, CpuIsa::Portable];
+    const BEST_FIRST: [CpuIsa; 6] = [CpuIsa::AmxBf16, CpuIsa::Avx512Bf16, CpuIsa::Avx512, CpuIsa::Avx2, CpuIsa::Neon, CpuIsa::Portable];
     BEST_FIRST.into_iter().find(|&isa| available(isa)).unwrap_or(CpuIsa::Portable)
 }
 
@@ -25,9 +24,7 @@ pub(crate) fn available(isa: CpuIsa) -> bool {
                 && is_x86_feature_detected!("avx512vl")
         }
         #[cfg(target_arch = "x86_64")]
-        CpuIsa::Avx512Bf16 => {
-            available(CpuIsa::Avx512) && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi")
-        }
+        CpuIsa::Avx512Bf16 => available(CpuIsa::Avx512) && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi"),
         #[cfg(target_arch = "x86_64")]
         CpuIsa::AmxBf16 => false,
         #[cfg(not(target_arch = "x86_64"))]

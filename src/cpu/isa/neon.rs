@@ -101,12 +101,7 @@ impl Isa for Neon {
 
 /// No BF16 arithmetic here: the kernels run this set in f32, and only tests come this way.
 #[inline(always)]
-fn lane_by_lane(
-    a: float32x4_t,
-    b: float32x4_t,
-    c: float32x4_t,
-    f: impl Fn([f32; 16], [f32; 16], [f32; 16]) -> [f32; 16],
-) -> float32x4_t {
+fn lane_by_lane(a: float32x4_t, b: float32x4_t, c: float32x4_t, f: impl Fn([f32; 16], [f32; 16], [f32; 16]) -> [f32; 16]) -> float32x4_t {
     let widen = |v: float32x4_t| {
         let mut wide = [0.0; 16];
         // SAFETY: the array holds more than the vector's four lanes.

@@ -1,0 +1,310 @@
+//! The shape to explain: a workload by name, or sizes from the command line.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail};
+use candle::DType;
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::plan::PlanRequest;
+use candle_paged_attn::registry::{Arch, Problem, ScaleMode, preferred_layout};
+use clap::{Args, ValueEnum};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use testkit::workloads::{self, Fp8Scale, Kv, Workload};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvArg {
+    F32,
+    F16,
+    Bf16,
+    Fp8,
+    Mxfp4,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ScalesArg {
+    None,
+    Scalar,
+    PerToken,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LayoutArg {
+    Nhd,
+    Hnd,
+    Vllm,
+    Shuffled,
+}
+
+#[derive(Args)]
+pub struct ShapeArgs {
+    /// A shape of benches/workloads.json, FAMILY/NAME (minimax20/decode-b4-q1-ctx8192-bf16); options below change it
+    #[arg(long, value_name = "FAMILY/NAME")]
+    shape: Option<String>,
+    /// Sequences [default: the number of contexts given, else 1]
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Tokens of each sequence, the new ones included: one for all, a list (100,2000,30000), or a range to draw from (1024-8192) [default: 8192]
+    #[arg(long)]
+    context: Option<String>,
+    /// New tokens of each sequence [default: 1]
+    #[arg(long)]
+    query_len: Option<usize>,
+    /// Query heads [default: 16]
+    #[arg(long)]
+    q_heads: Option<usize>,
+    /// KV heads [default: 1]
+    #[arg(long)]
+    kv_heads: Option<usize>,
+    /// Elements of a head [default: 128]
+    #[arg(long)]
+    head_dim: Option<usize>,
+    /// Tokens of a page [default: 128]
+    #[arg(long)]
+    page_size: Option<usize>,
+    /// What the cache stores [default: bf16]
+    #[arg(long, value_enum)]
+    kv: Option<KvArg>,
+    /// Granularity of FP8 scales [default: scalar for fp8]
+    #[arg(long, value_enum)]
+    scales: Option<ScalesArg>,
+    /// Cache layout [default: the arch's preferred one]
+    #[arg(long, value_enum)]
+    layout: Option<LayoutArg>,
+    /// Tokens a block-table row has lanes for [default: the longest context]
+    #[arg(long)]
+    table_tokens: Option<usize>,
+    /// Sliding window, tokens
+    #[arg(long)]
+    window: Option<usize>,
+    /// Attention sinks
+    #[arg(long)]
+    sinks: bool,
+    /// Scores capped by tanh
+    #[arg(long)]
+    softcap: bool,
+    /// Most tasks of a sequence
+    #[arg(long)]
+    max_partitions: Option<usize>,
+    /// Task slots over all KV heads [default: the arch's]
+    #[arg(long)]
+    workgroup_budget: Option<usize>,
+    /// No plan: each sequence is one task
+    #[arg(long)]
+    plan_free: bool,
+    /// Seed of lengths drawn from a range
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// A call, as far as the registry and the planner ask.
+pub struct Shape {
+    name: Option<String>,
+    context_lens: Vec<i32>,
+    query_lens: [usize; 1],
+    pub q_heads: usize,
+    pub kv_heads: usize,
+    head_dim: usize,
+    page_size: usize,
+    kv: KvDtype,
+    scales: ScaleMode,
+    layout: CacheLayout,
+    table_tokens: usize,
+    window: Option<usize>,
+    sinks: bool,
+    softcap: bool,
+    strided_output: bool,
+    max_partitions: Option<usize>,
+    workgroup_budget: Option<usize>,
+    pub plan_free: bool,
+}
+
+impl ShapeArgs {
+    /// The shape on `arch`: the named workload or the defaults, changed by what was given.
+    pub fn resolve(&self, arch: &Arch) -> Result<Shape> {
+        let base = self.shape.as_deref().map(workloads::find).transpose()?;
+        let base = base.as_ref();
+        let context_lens = self.context_lens(base)?;
+        let longest = context_lens.iter().copied().max().unwrap_or(0).max(1) as usize;
+        let kv = match (self.kv, base) {
+            (Some(kv), _) => kv.into(),
+            (None, Some(workload)) => kv_of(workload),
+            (None, None) => KvDtype::Bf16,
+        };
+        let table_tokens = self.table_tokens.or(base.filter(|w| w.table_tokens >= longest).map(|w| w.table_tokens)).unwrap_or(longest);
+        if table_tokens < longest {
+            bail!("--table-tokens {table_tokens} is less than the longest context, {longest}")
+        }
+        let pick =
+            |given: Option<usize>, of_workload: fn(&Workload) -> usize, default: usize| given.or(base.map(of_workload)).unwrap_or(default);
+        Ok(Shape {
+            name: self.shape.clone(),
+            context_lens,
+            query_lens: [pick(self.query_len, |w| w.query_len, 1)],
+            q_heads: pick(self.q_heads, |w| w.num_q_heads, 16),
+            kv_heads: pick(self.kv_heads, |w| w.num_kv_heads, 1),
+            head_dim: pick(self.head_dim, |w| w.head_dim, 128),
+            page_size: pick(self.page_size, |w| w.page_size, 128).max(1),
+            kv,
+            scales: self.scale_mode(kv, base),
+            layout: self.layout.map_or_else(|| preferred_layout(arch, kv), CacheLayout::from),
+            table_tokens,
+            window: self.window,
+            sinks: self.sinks,
+            softcap: self.softcap,
+            strided_output: base.is_some_and(|w| w.strided_output),
+            max_partitions: self.max_partitions.or(base.and_then(|w| w.max_partitions)),
+            workgroup_budget: self.workgroup_budget,
+            plan_free: self.plan_free || base.is_some_and(|w| w.plan_free),
+        })
+    }
+
+    fn scale_mode(&self, kv: KvDtype, base: Option<&Workload>) -> ScaleMode {
+        match (kv, self.scales) {
+            (KvDtype::Mxfp4, None) => ScaleMode::Block,
+            (_, Some(ScalesArg::None)) => ScaleMode::None,
+            (_, Some(ScalesArg::Scalar)) => ScaleMode::Scalar,
+            (_, Some(ScalesArg::PerToken)) => ScaleMode::PerToken,
+            (KvDtype::Fp8, None) if base.is_some_and(|w| w.fp8_scale == Some(Fp8Scale::PerToken)) => ScaleMode::PerToken,
+            (KvDtype::Fp8, None) => ScaleMode::Scalar,
+            _ => ScaleMode::None,
+        }
+    }
+
+    fn context_lens(&self, base: Option<&Workload>) -> Result<Vec<i32>> {
+        let lens = match (&self.context, base) {
+            (None, Some(workload)) => match (self.batch, workload.context) {
+                (None, _) => workload.contexts(),
+                (Some(batch), Some(context)) => vec![context; batch],
+                (Some(batch), None) => Workload { batch, ..workload.clone() }.contexts(),
+            },
+            (None, None) => vec![8192; self.batch.unwrap_or(1)],
+            (Some(text), base) => parse_context(text, self.batch.or(base.map(|w| w.batch)), self.seed)?,
+        };
+        lens.into_iter().map(|n| i32::try_from(n).with_context(|| format!("--context {n} is more than {} tokens", i32::MAX))).collect()
+    }
+}
+
+/// `8192`, `100,2000,30000` or `1024-8192` for a batch.
+fn parse_context(text: &str, batch: Option<usize>, seed: u64) -> Result<Vec<usize>> {
+    let number =
+        |part: &str| part.trim().parse::<usize>().with_context(|| format!("--context {text:?}: {part:?} is not a number of tokens"));
+    if let Some((low, high)) = text.split_once('-') {
+        let (low, high) = (number(low)?, number(high)?);
+        if low > high {
+            bail!("--context {text:?}: the range is empty")
+        }
+        let mut rng = StdRng::seed_from_u64(seed);
+        return Ok((0..batch.unwrap_or(1)).map(|_| rng.random_range(low..=high)).collect());
+    }
+    let lens: Vec<usize> = text.split(',').map(number).collect::<Result<_>>()?;
+    match (lens.as_slice(), batch) {
+        (&[all], batch) => Ok(vec![all; batch.unwrap_or(1)]),
+        (many, Some(batch)) if many.len() != batch => bail!("--context lists {} sequences, --batch is {batch}", many.len()),
+        _ => Ok(lens),
+    }
+}
+
+impl Shape {
+    pub fn request(&self) -> PlanRequest<'_> {
+        PlanRequest {
+            window: self.window,
+            max_partitions: self.max_partitions,
+            workgroup_budget: self.workgroup_budget,
+            ..PlanRequest::new(&self.context_lens, &self.query_lens, self.kv_heads)
+        }
+    }
+
+    pub fn problem(&self, capacity: usize) -> Problem {
+        Problem {
+            batch: self.context_lens.len(),
+            q_heads: self.q_heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            page_size: self.page_size,
+            query_len: self.query_lens[0],
+            query_dtype: if self.kv == KvDtype::F32 { DType::F32 } else { DType::BF16 },
+            kv_dtype: self.kv,
+            layout: self.layout,
+            scales: self.scales,
+            max_pages: self.table_tokens.div_ceil(self.page_size),
+            windowed: self.window.is_some(),
+            softcap: self.softcap,
+            sinks: self.sinks,
+            output_like_query: !self.strided_output,
+            plan_free: self.plan_free,
+            max_partitions: self.max_partitions,
+            capacity,
+            ..Problem::default()
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.name {
+            write!(f, "{name}: ")?;
+        }
+        let low = self.context_lens.iter().min().unwrap_or(&0);
+        let high = self.context_lens.iter().max().unwrap_or(&0);
+        let context = if low == high { low.to_string() } else { format!("{low} to {high}") };
+        let (batch, query_len) = (self.context_lens.len(), self.query_lens[0]);
+        let scales = match self.scales {
+            ScaleMode::None => "",
+            ScaleMode::Scalar => " one scale",
+            ScaleMode::PerToken => " per-token scales",
+            ScaleMode::Block => " block scales",
+        };
+        write!(f, "{batch} x {context} tokens, {query_len} new, {} query heads on {} KV heads, ", self.q_heads, self.kv_heads)?;
+        write!(f, "head_dim {}, page {}, {}{scales}, {}", self.head_dim, self.page_size, self.kv.name(), self.layout.name())
+    }
+}
+
+fn kv_of(workload: &Workload) -> KvDtype {
+    match workload.kv {
+        Kv::Bf16 => KvDtype::Bf16,
+        Kv::Fp8 => KvDtype::Fp8,
+        Kv::Mxfp4 => KvDtype::Mxfp4,
+    }
+}
+
+impl From<KvArg> for KvDtype {
+    fn from(kv: KvArg) -> Self {
+        match kv {
+            KvArg::F32 => Self::F32,
+            KvArg::F16 => Self::F16,
+            KvArg::Bf16 => Self::Bf16,
+            KvArg::Fp8 => Self::Fp8,
+            KvArg::Mxfp4 => Self::Mxfp4,
+        }
+    }
+}
+
+impl From<LayoutArg> for CacheLayout {
+    fn from(layout: LayoutArg) -> Self {
+        match layout {
+            LayoutArg::Nhd => Self::Nhd,
+            LayoutArg::Hnd => Self::Hnd,
+            LayoutArg::Vllm => Self::Vllm,
+            LayoutArg::Shuffled => Self::Shuffled,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contexts_are_one_for_all_a_list_or_a_range() {
+        assert_eq!(parse_context("8192", Some(3), 0).unwrap(), [8192; 3]);
+        assert_eq!(parse_context("1, 20,300", None, 0).unwrap(), [1, 20, 300]);
+        let drawn = parse_context("5-9", Some(100), 7).unwrap();
+        assert!(drawn.len() == 100 && drawn.iter().all(|n| (5..=9).contains(n)));
+        assert_eq!(drawn, parse_context("5-9", Some(100), 7).unwrap());
+        assert_ne!(drawn, parse_context("5-9", Some(100), 8).unwrap());
+        for bad in ["", "x", "1,", "9-5", "-5", "1-2-3", "1,2"] {
+            assert!(parse_context(bad, Some(3), 0).is_err(), "{bad:?}");
+        }
+    }
+}
