@@ -80,7 +80,10 @@ fn worst_difference(a: &[Completion], b: &[Completion]) -> f32 {
     let values = |completions: &[Completion]| completions.iter().flat_map(|c| c.logits.concat()).collect::<Vec<f32>>();
     let (a, b) = (values(a), values(b));
     assert_eq!(a.len(), b.len());
-    a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, |worst, difference| if difference <= worst { worst } else { difference })
+    a.iter()
+        .zip(&b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |worst, difference| if worst.is_nan() || difference <= worst { worst } else { difference })
 }
 
 fn check_fixture(options: ServeOptions) -> Vec<Comparison> {
@@ -261,6 +264,8 @@ fn broken_files_are_named() {
     assert!(changed("\"sparse_num_index_heads\": 2", "\"sparse_num_index_heads\": 3").contains("sparse_num_index_heads: 3"));
     assert!(changed("\"scoring_func\": \"sigmoid\"", "\"scoring_func\": \"softmax\"").contains("scoring_func"));
     assert!(changed("\"use_gemma_norm\": true", "\"use_gemma_norm\": false").contains("use_gemma_norm"));
+    assert!(changed("\"hidden_size\": 128", "\"hidden_size\": 1e30").contains("config.json"));
+    assert!(changed("\"hidden_size\": 128", "\"hidden_size\": 9223372036854775807").contains("hidden_size: 9223372036854775807"));
     assert!(changed("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5").contains("4 entries for num_hidden_layers 5"));
 }
 
@@ -272,6 +277,7 @@ fn the_command_line_runs_each_mode() {
     let error = |line: &str| format!("{:#}", run(line).unwrap_err());
     assert!(error("minimax_decode --backend rocm").contains("rocm"));
     assert!(error("minimax_decode --page-size 64").contains("page_size: 64"));
+    assert!(error("minimax_decode --steps 18446744073709551615").contains("max_position_embeddings"));
     assert!(error("minimax_decode --mtp 17").contains("--mtp: 17"));
     assert!(error("minimax_decode --attention-only --shape minimax20/none").contains("none"));
 }

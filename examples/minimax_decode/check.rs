@@ -57,7 +57,7 @@ impl Recorded {
         let pairs = completion.logits.iter().zip(&self.logits).take(comparable);
         let worst = pairs.flat_map(|(ours, recorded)| ours.iter().zip(recorded)).fold(0f32, |worst, (ours, recorded)| {
             let difference = (ours - recorded).abs();
-            if difference <= worst { worst } else { difference }
+            if worst.is_nan() || difference <= worst { worst } else { difference }
         });
         Comparison {
             prompt_tokens: self.prompt.len(),
@@ -94,4 +94,25 @@ fn read_prompt(file: &MmapedSafetensors, index: usize, vocab: usize) -> Result<R
         bail!("logits of {} tokens, but vocab_size is {vocab}", row.len());
     }
     Ok(Recorded { prompt, logits, greedy })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nan_does_not_pass() {
+        let recorded = Recorded { prompt: vec![1], logits: vec![vec![0.0, 1.0], vec![0.0, 1.0]], greedy: vec![1, 1] };
+        let compare = |logits| recorded.compare(&Completion { tokens: vec![1, 1], logits });
+        assert!(compare(recorded.logits.clone()).passes());
+        assert!(!compare(vec![vec![f32::NAN, 1.0], vec![0.0, 1.0]]).passes());
+    }
+
+    #[test]
+    fn logits_after_a_differing_token_do_not_count() {
+        let recorded = Recorded { prompt: vec![1], logits: vec![vec![0.0, 1.0]; 3], greedy: vec![1, 1, 1] };
+        let logits = vec![vec![0.0, 1.0], vec![1.5, 1.0], vec![9.0, 1.0]];
+        let comparison = recorded.compare(&Completion { tokens: vec![1, 0, 0], logits });
+        assert_eq!((comparison.worst, comparison.first_difference), (1.5, Some((1, 0, 1))));
+    }
 }

@@ -6,6 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+/// Bounds within which no product of two sizes overflows and no table of layers or experts grows out of hand.
+const MOST_SIZE: usize = 1 << 30;
+const MOST_PARTS: usize = 1 << 16;
+
 /// MiniMax-M3's text model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -145,11 +149,16 @@ impl Config {
             ("num_attention_heads", *q_heads),
             ("num_key_value_heads", *kv_heads),
             ("head_dim", *head_dim),
-            ("num_hidden_layers", self.layers.len()),
+            ("intermediate_size", self.expert_size),
+            ("dense_intermediate_size", self.dense_size),
+            ("shared_intermediate_size", self.shared_size),
+            ("sparse_block_size", indexer.block_size),
+            ("sparse_index_dim", indexer.head_dim),
         ];
         for (name, size) in sizes {
-            ensure!(size > 0, "{name}: 0");
+            ensure!((1..=MOST_SIZE).contains(&size), "{name}: {size} is not from 1 to {MOST_SIZE}");
         }
+        ensure!(*experts <= MOST_PARTS, "num_local_experts: {experts} is more than {MOST_PARTS}");
         ensure!(q_heads.is_multiple_of(*kv_heads), "num_attention_heads: {q_heads} is not a multiple of num_key_value_heads {kv_heads}");
         ensure!(
             *rotary_dim > 0 && rotary_dim.is_multiple_of(2) && rotary_dim <= head_dim,
@@ -162,10 +171,9 @@ impl Config {
             );
         }
         if self.has_sparse_layers() {
-            let IndexerConfig { heads, head_dim, block_size, top_blocks, local_blocks } = *indexer;
+            let IndexerConfig { heads, head_dim, top_blocks, local_blocks, .. } = *indexer;
             ensure!(heads == *kv_heads, "sparse_num_index_heads: {heads}, but num_key_value_heads is {kv_heads}");
             ensure!(*rotary_dim <= head_dim, "sparse_index_dim: {head_dim} is less than rotary_dim {rotary_dim}");
-            ensure!(block_size > 0, "sparse_block_size: 0");
             ensure!(
                 (1..=top_blocks).contains(&local_blocks),
                 "sparse_local_block: {local_blocks} is not from 1 to sparse_topk_blocks {top_blocks}"
@@ -314,6 +322,7 @@ impl RawConfig {
 
     fn layer_kinds(&self) -> Result<Vec<LayerKind>> {
         let layers = self.num_hidden_layers;
+        ensure!((1..=MOST_PARTS).contains(&layers), "num_hidden_layers: {layers} is not from 1 to {MOST_PARTS}");
         let moe = layer_flags(
             ("moe_layer_freq", self.moe_layer_freq.as_deref()),
             ("mlp_layer_types", self.mlp_layer_types.as_deref(), "sparse", "dense"),

@@ -1,6 +1,6 @@
 //! The main job: a batch of prompts decoded token by token, then again with multi-token verify, which must give the same tokens.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use candle::DType;
 use serde_json::json;
 
@@ -18,7 +18,7 @@ const DEFAULT_MTP_ROWS: usize = 4;
 
 /// Decodes and reports; `false` where the two runs' tokens differ.
 pub fn run(args: &Args, model: &Model) -> Result<bool> {
-    let requests = requests(args, model);
+    let requests = requests(args, model)?;
     let (plain, plain_pass) = pass(args, model, &requests, 1)?;
     let mtp_rows = args.mtp.unwrap_or(DEFAULT_MTP_ROWS);
     let verified = (mtp_rows > 1).then(|| pass(args, model, &requests, mtp_rows)).transpose()?;
@@ -29,12 +29,14 @@ pub fn run(args: &Args, model: &Model) -> Result<bool> {
     Ok(difference.is_none() || !must_be_equal)
 }
 
-fn requests(args: &Args, model: &Model) -> Vec<Request> {
-    let count = args.requests.unwrap_or(args.batch + args.batch / 2);
+fn requests(args: &Args, model: &Model) -> Result<Vec<Request>> {
+    let (tokens, most) = (args.context.saturating_add(args.steps), model.config.max_positions);
+    ensure!(tokens <= most, "--context, --steps: {tokens} tokens, but max_position_embeddings is {most}");
+    let count = args.requests.unwrap_or(args.batch.saturating_add(args.batch / 2));
     let prompts = prompts::random(count, args.context, model.config.vocab_size, args.seed);
     let stop_tokens = &model.config.eos_tokens;
     let request = |prompt| Request { prompt, max_new_tokens: args.steps, stop_tokens: stop_tokens.clone() };
-    prompts.into_iter().map(request).collect()
+    Ok(prompts.into_iter().map(request).collect())
 }
 
 fn pass(args: &Args, model: &Model, requests: &[Request], mtp_rows: usize) -> Result<(Vec<Completion>, Pass)> {

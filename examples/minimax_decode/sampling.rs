@@ -28,25 +28,33 @@ impl Sampling {
 
     /// The token after `position` tokens of `request`. It hangs on nothing but these and the logits, so a verified draft is exactly the
     /// token that decoding one by one would have drawn.
+    ///
+    /// Draws by the Gumbel-max trick, each token's noise its own: where rounding swaps two close logits, the draw stays the same.
     pub fn token(&self, logits: &[f32], request: usize, position: usize) -> u32 {
         if self.temperature == 0.0 {
             return argmax(logits);
         }
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        let logit = |token: u32| logits[token as usize];
-        order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
+        let mut rng = generator(self.seed, request, position);
+        let gumbel = |logit: &f32| logit / self.temperature - (-(1.0 - rng.random::<f32>()).ln()).ln();
+        let noisy: Vec<f32> = logits.iter().map(gumbel).collect();
+        let kept = self.kept(logits);
+        kept.into_iter().reduce(|best, next| if noisy[next] > noisy[best] { next } else { best }).unwrap_or(0) as u32
+    }
+
+    /// The tokens that a draw may give.
+    fn kept(&self, logits: &[f32]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        if self.top_k == 0 && self.top_p >= 1.0 {
+            return order;
+        }
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
         if self.top_k > 0 {
             order.truncate(self.top_k);
         }
-        let largest = order.first().map_or(0.0, |&token| logit(token));
-        let weights: Vec<f32> = order.iter().map(|&token| ((logit(token) - largest) / self.temperature).exp()).collect();
-        let kept = nucleus(&weights, self.top_p);
-        let mut left = generator(self.seed, request, position).random::<f32>() * weights[..kept].iter().sum::<f32>();
-        let drawn = weights[..kept].iter().position(|weight| {
-            left -= weight;
-            left < 0.0
-        });
-        order.get(drawn.unwrap_or(kept.saturating_sub(1))).copied().unwrap_or(0)
+        let largest = order.first().map_or(0.0, |&token| logits[token]);
+        let weights: Vec<f32> = order.iter().map(|&token| ((logits[token] - largest) / self.temperature).exp()).collect();
+        order.truncate(nucleus(&weights, self.top_p));
+        order
     }
 }
 

@@ -298,7 +298,7 @@ fn check_request(id: usize, request: &Request, model: &Model) -> Result<()> {
     if let Some((at, token)) = request.prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab) {
         anyhow::bail!("request {id}: token {token} at {at} of the prompt, but the vocabulary has {vocab}");
     }
-    let (tokens, most) = (request.prompt.len() + request.max_new_tokens, model.config.max_positions);
+    let (tokens, most) = (request.prompt.len().saturating_add(request.max_new_tokens), model.config.max_positions);
     ensure!(tokens <= most, "request {id}: {tokens} tokens, but max_position_embeddings is {most}");
     Ok(())
 }
