@@ -68,7 +68,8 @@ struct Entry {
 impl File {
     fn of(spec: &CaseSpec) -> Self {
         let call = spec.build().unwrap();
-        let case = Case::capture(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options).unwrap();
+        let case =
+            Case::capture(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options).unwrap();
         let bytes = case.to_bytes().unwrap();
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
         let metadata = header.metadata().clone().unwrap().into_iter().map(|(key, value)| (key, Value::String(value)));
@@ -102,9 +103,28 @@ fn originals() -> Vec<File> {
     let base = CaseSpec { lens: vec![37, 0, 5], head_dim: 32, page_size: 16, ..CaseSpec::default() };
     let specs = [
         CaseSpec { sinks: true, softcap: Some(5.0), softmax_scale: Some(0.2), ..base.clone() },
-        CaseSpec { kv_dtype: KvDtype::Bf16, q_dtype: DType::BF16, window: Some(9), query_lens: vec![3], signed_tables: true, ..base.clone() },
-        CaseSpec { kv_dtype: KvDtype::Fp8, scales: Scales::PerToken, layout: CacheLayout::Shuffled, query_lens: vec![2, 0, 4], ..base.clone() },
-        CaseSpec { kv_dtype: KvDtype::Fp8, scales: Scales::ScalarTensor, layout: CacheLayout::Vllm, max_partitions: Some(2), ..base.clone() },
+        CaseSpec {
+            kv_dtype: KvDtype::Bf16,
+            q_dtype: DType::BF16,
+            window: Some(9),
+            query_lens: vec![3],
+            signed_tables: true,
+            ..base.clone()
+        },
+        CaseSpec {
+            kv_dtype: KvDtype::Fp8,
+            scales: Scales::PerToken,
+            layout: CacheLayout::Shuffled,
+            query_lens: vec![2, 0, 4],
+            ..base.clone()
+        },
+        CaseSpec {
+            kv_dtype: KvDtype::Fp8,
+            scales: Scales::ScalarTensor,
+            layout: CacheLayout::Vllm,
+            max_partitions: Some(2),
+            ..base.clone()
+        },
         CaseSpec { kv_dtype: KvDtype::Mxfp4, layout: CacheLayout::Hnd, plan_free: true, ..base.clone() },
         CaseSpec { kv_dtype: KvDtype::F16, q_dtype: DType::F16, per_head: true, workgroup_budget: Some(8), query_lens: vec![2], ..base },
     ];
@@ -180,8 +200,28 @@ fn set_metadata(file: &mut File, rng: &mut StdRng) {
     const KEYS: [&str; 9] =
         ["query_len", "layout", "softmax_scale", "window", "softcap", "max_partitions", "workgroup_budget", "plan", "colour"];
     const VALUES: [&str; 22] = [
-        "", "0", "1", "2", "3", "-1", "7", "100", "NaN", "inf", "-inf", "1e39", "1e-45", "4294967296", "9223372036854775807",
-        "18446744073709551615", "free", "given", "nhd", "hnd", "vllm", "shuffled",
+        "",
+        "0",
+        "1",
+        "2",
+        "3",
+        "-1",
+        "7",
+        "100",
+        "NaN",
+        "inf",
+        "-inf",
+        "1e39",
+        "1e-45",
+        "4294967296",
+        "9223372036854775807",
+        "18446744073709551615",
+        "free",
+        "given",
+        "nhd",
+        "hnd",
+        "vllm",
+        "shuffled",
     ];
     let key = KEYS[rng.random_range(0..KEYS.len())];
     let value = VALUES[rng.random_range(0..VALUES.len())];
@@ -275,9 +315,8 @@ fn swap_data(file: &mut File, rng: &mut StdRng) {
 
 /// Values that no sound call has: page ids, lengths, starts, plan records, scales.
 fn extreme_elements(file: &mut File, rng: &mut StdRng) {
-    const WORDS: [u32; 14] = [
-        0, 1, 2, 15, 16, 17, 0xffff_ffff, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, 0x7fc0_0000, 0x7f80_0000, 0xff80_0000, 0x0001_0000,
-    ];
+    const WORDS: [u32; 14] =
+        [0, 1, 2, 15, 16, 17, 0xffff_ffff, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, 0x7fc0_0000, 0x7f80_0000, 0xff80_0000, 0x0001_0000];
     let small = ["block_tables", "context_lens", "query_start", "work_info", "reduce_info", "k_scale", "v_scale", "sinks"];
     let mut entries: Vec<_> = file.tensors.iter_mut().filter(|e| small.contains(&e.name.as_str()) && e.data.len() >= 4).collect();
     if entries.is_empty() {
