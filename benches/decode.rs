@@ -2,6 +2,7 @@
 //!
 //! `cargo bench` runs a few shapes of each family; `cargo bench --bench decode -- FAMILY/NAME` (or any part of it) runs those, out of all.
 //! Throughput is in KV bytes that the call reads (candle reads an FP8 cache as BF16: its bytes are those). Calls rotate over 1 GiB of KV.
+//! Some of candle's loops use AVX2 only where compiled for it: `RUSTFLAGS="-C target-cpu=native"` shows them at their best.
 
 use std::cell::OnceCell;
 use std::time::{Duration, Instant};

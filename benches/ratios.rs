@@ -2,8 +2,11 @@
 //!
 //! `cargo bench --bench ratios` does the default shapes, `cargo bench --bench ratios -- FAMILY/NAME...` those. In one process the contestants
 //! take turns, call by call (A B C A B C ...), so that whatever else the machine does meets them alike; each figure is the median of its calls
-//! and each ratio the median of the rounds' ratios, with the quartiles of the ratio beside it. Calls rotate over 1 GiB of KV. Above the
-//! table stands what the machine reached in the same run.
+//! and each ratio the median of the rounds' ratios, with the quartiles of the ratio beside it. Calls rotate over 1 GiB of KV. The memory read
+//! rate is measured right before each row; above the table stands what arithmetic reached.
+//!
+//! This crate picks its instructions at run time, candle's attention some of them when it is compiled: `RUSTFLAGS="-C target-cpu=native"
+//! cargo bench --bench ratios` shows candle at its best, and the first line says which of the two was run.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -36,25 +39,23 @@ fn main() -> Result<()> {
     if shapes.is_empty() {
         return Ok(());
     }
-    let read = rates::memory_read(1 << 30);
     let (fma, dot) = (rates::f32_fma(), rates::bf16_dot());
-    let matmul = rates::candle_matmul(DType::BF16, 2048)?;
     println!(
-        "{} threads; memory read {:.1} GB/s over 1 GiB; {} {:.0} GFLOP/s and {} {:.0} GFLOP/s in registers; candle's BF16 matmul {:.0} GFLOP/s.\n",
+        "{} threads; in registers {:.0} GFLOP/s with {}, {:.0} with {}; candle's BF16 matmul {:.0} GFLOP/s; compiled {} AVX2.\n",
         rates::threads(),
-        read / 1e9,
-        fma.instructions,
         fma.flops / 1e9,
-        dot.instructions,
+        fma.instructions,
         dot.flops / 1e9,
-        matmul / 1e9
+        dot.instructions,
+        rates::candle_matmul(DType::BF16, 2048)? / 1e9,
+        if cfg!(target_feature = "avx2") { "with" } else { "without" }
     );
-    println!(
-        "| workload | KV | us | KV GB/s | of memory read | of {} | candle-nn us | over candle-nn | matmul + softmax us | over matmul |",
-        dot.instructions
-    );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let arithmetic = format!("of {}", dot.instructions);
+    let columns = ["workload", "KV", "us", "KV GB/s", "memory read GB/s", "of memory read", &arithmetic];
+    let peers = ["candle-nn us", "over candle-nn", "matmul + softmax us", "over matmul + softmax"];
+    println!("| {} | {} |\n|{}", columns.join(" | "), peers.join(" | "), "---|".repeat(columns.len() + peers.len()));
     for (path, workload, kv) in &shapes {
+        let read = rates::memory_read(1 << 30);
         println!("{}", Row::measure(workload, *kv)?.cells(path, read, dot.flops));
     }
     Ok(())
@@ -128,10 +129,11 @@ impl Row {
             format!("{:.0} | {ratio:.1}x ({low:.1}-{high:.1})", quartiles(times.to_vec())[1] * 1e6)
         };
         format!(
-            "| {path} | {} | {:.1} | {:.2} | {:.0}% | {:.0}% | {} | {} |",
+            "| {path} | {} | {:.1} | {:.2} | {:.1} | {:.0}% | {:.0}% | {} | {} |",
             self.kv.name(),
             ours * 1e6,
             rate / 1e9,
+            read / 1e9,
             100.0 * rate / read,
             100.0 * arithmetic / flops,
             peer(&self.candle_nn),

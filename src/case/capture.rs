@@ -138,9 +138,9 @@ fn lanes_read(
 ) -> Option<Vec<Range<usize>>> {
     let dtype = KvDtype::of(key.0.dtype()).ok()?;
     let page_size = options.layout.dims_of_key(key.1.dims(), dtype).ok()?.page_size;
-    let (table_rows, width) = match tables.dims() {
-        &[batch, width] => (batch, width),
-        &[batch, heads, width] => (batch.checked_mul(heads)?, width),
+    let (table_rows, width) = match *tables.dims() {
+        [batch, width] => (batch, width),
+        [batch, heads, width] => (batch.checked_mul(heads)?, width),
         _ => return None,
     };
     let batch = tables.dims()[0];

@@ -164,9 +164,9 @@ impl Case {
 
 /// Rows of q, of either rank.
 pub(super) fn query_rows(q: &Tensor) -> Option<usize> {
-    match q.dims() {
-        &[rows, _, _] => Some(rows),
-        &[batch, query_len, _, _] => batch.checked_mul(query_len),
+    match *q.dims() {
+        [rows, _, _] => Some(rows),
+        [batch, query_len, _, _] => batch.checked_mul(query_len),
         _ => None,
     }
 }

@@ -2,7 +2,6 @@
 
 use candle::{D, DType, Device, Result, Tensor, bail};
 use candle_nn::attention::{AttnMask, flash_attn};
-use candle_nn::cpu_flash_attention::run_flash_attn_cpu;
 use candle_paged_attn::cache::KvDtype;
 use half::{bf16, f16};
 
@@ -20,7 +19,7 @@ struct Sequence {
     /// `[kv_heads, context, head_dim]`.
     head_k: Tensor,
     head_v: Tensor,
-    /// 0 or -inf `[group * query_len, context]`; `None` where every row attends everything.
+    /// F32, 0 or -inf, `[group * query_len, context]`; `None` where every row attends everything.
     mask: Option<Tensor>,
 }
 
@@ -65,7 +64,8 @@ impl Peers {
         self.sequences(turn).iter().map(|sequence| self.candle_nn_one(sequence)).collect()
     }
 
-    /// Matmul, softmax, matmul, a sequence at a time: `[kv_heads, group * query_len, head_dim]` each.
+    /// Matmul, softmax, matmul, a sequence at a time, the softmax in F32 (candle's own of BF16 adds in BF16 and loses count past a few
+    /// hundred tokens): `[kv_heads, group * query_len, head_dim]` each.
     pub fn matmul_softmax(&self, turn: usize) -> Result<Vec<Tensor>> {
         self.sequences(turn).iter().map(|sequence| self.matmul_softmax_one(sequence)).collect()
     }
@@ -75,28 +75,25 @@ impl Peers {
     }
 
     fn candle_nn_one(&self, Sequence { q, k, v, .. }: &Sequence) -> Result<Tensor> {
-        let scale = self.softmax_scale;
-        if self.query_len > 1 || self.dtype == DType::F32 {
-            let mask = AttnMask::causal_with_offset(k.dim(1)? - self.query_len);
-            return match self.dtype {
-                DType::BF16 => flash_attn::<bf16>(q, k, v, scale, mask, None, None),
-                DType::F16 => flash_attn::<f16>(q, k, v, scale, mask, None, None),
-                _ => flash_attn::<f32>(q, k, v, scale, mask, None, None),
-            };
-        }
+        // Its causal path has a kernel of its own for one row of F32, and none for one row of the 16-bit types.
+        let mask = match (self.query_len, self.dtype) {
+            (1, DType::F16 | DType::BF16) => AttnMask::None,
+            _ => AttnMask::causal_with_offset(k.dim(1)? - self.query_len),
+        };
         match self.dtype {
-            DType::BF16 => run_flash_attn_cpu::<bf16>(q, k, v, None, scale, None, None),
-            _ => run_flash_attn_cpu::<f16>(q, k, v, None, scale, None, None),
+            DType::BF16 => flash_attn::<bf16>(q, k, v, self.softmax_scale, mask, None, None),
+            DType::F16 => flash_attn::<f16>(q, k, v, self.softmax_scale, mask, None, None),
+            _ => flash_attn::<f32>(q, k, v, self.softmax_scale, mask, None, None),
         }
     }
 
     fn matmul_softmax_one(&self, s: &Sequence) -> Result<Tensor> {
-        let scores = (s.grouped_q.matmul(&s.head_k.t()?)? * f64::from(self.softmax_scale))?;
+        let scores = (s.grouped_q.matmul(&s.head_k.t()?)?.to_dtype(DType::F32)? * f64::from(self.softmax_scale))?;
         let scores = match &s.mask {
             Some(mask) => scores.broadcast_add(mask)?,
             None => scores,
         };
-        candle_nn::ops::softmax_last_dim(&scores)?.matmul(&s.head_v)
+        candle_nn::ops::softmax_last_dim(&scores)?.to_dtype(self.dtype)?.matmul(&s.head_v)
     }
 }
 
@@ -117,7 +114,7 @@ impl Sequence {
             w.group() * w.query_len,
             w.head_dim,
         ))?;
-        let mask = causal_mask(w.group(), w.query_len, context, dtype)?;
+        let mask = causal_mask(w.group(), w.query_len, context)?;
         Ok(Self { q: q.unsqueeze(0)?.contiguous()?, grouped_q, k, v, head_k, head_v, mask })
     }
 
@@ -128,13 +125,13 @@ impl Sequence {
     }
 }
 
-fn causal_mask(group: usize, query_len: usize, context: usize, dtype: DType) -> Result<Option<Tensor>> {
+fn causal_mask(group: usize, query_len: usize, context: usize) -> Result<Option<Tensor>> {
     if query_len == 1 {
         return Ok(None);
     }
     let row = |i: usize| (0..context).map(move |j| if j + query_len <= context + i { 0f32 } else { f32::NEG_INFINITY });
     let mask: Vec<f32> = (0..group * query_len).flat_map(|r| row(r % query_len)).collect();
-    Tensor::from_vec(mask, (group * query_len, context), &Device::Cpu)?.to_dtype(dtype).map(Some)
+    Tensor::from_vec(mask, (group * query_len, context), &Device::Cpu).map(Some)
 }
 
 impl Peers {

@@ -13,7 +13,7 @@ fn small(query_len: usize, kv_heads: usize) -> Workload {
 #[test]
 fn the_peers_compute_the_same_attention() {
     for (query_len, kv_heads) in [(1, 1), (1, 2), (4, 1), (4, 2)] {
-        for (kv, tolerance) in [(KvDtype::F32, 1e-4), (KvDtype::F16, 2e-3), (KvDtype::Bf16, 2e-2), (KvDtype::Fp8, 2e-2)] {
+        for (kv, tolerance) in [(KvDtype::F32, 1e-4), (KvDtype::F16, 1e-3), (KvDtype::Bf16, 5e-3), (KvDtype::Fp8, 5e-3)] {
             let rotation = Rotation::new(&small(query_len, kv_heads), kv, 0, 7).unwrap();
             let peers = Peers::new(&rotation, 2).unwrap();
             for turn in 0..3 {
