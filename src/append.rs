@@ -81,9 +81,9 @@ impl CustomOp3 for AppendAndAttend<'_> {
             bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k_layout.dims(), q_layout.dims())
         }
         let decode = self.decode(layer);
-        with_layer(layer, |key, value| decode.check((q, q_layout), key, value))?;
+        let call = with_layer(layer, |key, value| decode.prepare((q, q_layout), key, value, None))?;
         self.cache.write_storage(self.layer, (k, k_layout), (v, v_layout), &self.slot_mapping)?;
-        let out = with_layer(layer, |key, value| decode.attend_new((q, q_layout), key, value, None))?;
+        let out = with_layer(layer, |key, value| decode.attend_new(&call, (q, q_layout), key, value, None))?;
         Ok((out, q_layout.shape().clone()))
     }
 

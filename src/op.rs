@@ -67,7 +67,8 @@ impl CustomOp3 for PagedDecode {
         value: &CpuStorage,
         value_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let out = self.attend_new((q, q_layout), (key, key_layout), (value, value_layout), None)?;
+        let (q, key, value) = ((q, q_layout), (key, key_layout), (value, value_layout));
+        let out = self.attend_new(&self.prepare(q, key, value, None)?, q, key, value, None)?;
         Ok((out, q_layout.shape().clone()))
     }
 
@@ -144,7 +145,9 @@ pub fn paged_decode_with_lse(
     let q_heads = if q.rank() >= 2 { q.dims()[q.rank() - 2] } else { 0 };
     let rows = q.dims().iter().rev().skip(2).product::<usize>();
     let mut lse = vec![f32::NEG_INFINITY; rows.saturating_mul(q_heads)];
-    let out = with_operands(q, key_cache, value_cache, |q, key, value| op.attend_new(q, key, value, Some(&mut lse)))?;
+    let out = with_operands(q, key_cache, value_cache, |q, key, value| {
+        op.attend_new(&op.prepare(q, key, value, None)?, q, key, value, Some(&mut lse))
+    })?;
     let out = Tensor::from_storage(Storage::Cpu(out), q.shape().clone(), BackpropOp::none(), false);
     Ok((out, Tensor::from_vec(lse, (rows, q_heads), q.device())?))
 }
@@ -188,7 +191,7 @@ pub fn explain_call(
     options: &DecodeOptions,
 ) -> Result<CallSummary> {
     let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
-    with_operands(q, key_cache, value_cache, |q, key, value| op.summary(q, key, value))
+    with_operands(q, key_cache, value_cache, |q, key, value| Ok(op.prepare(q, key, value, None)?.summary()))
 }
 
 /// The in-place form of [`PagedDecode`]: writes to an output the caller owns.
@@ -208,7 +211,8 @@ impl InplaceOp2 for Into<'_> {
         let (value, value_layout) = self.value_cache.storage_and_layout();
         let key = (cpu_storage("key_cache", &key)?, key_layout);
         let value = (cpu_storage("value_cache", &value)?, value_layout);
-        self.op.attend_into((out, out_layout), (q, q_layout), key, value)
+        let q = (q, q_layout);
+        self.op.attend(&self.op.prepare(q, key, value, Some(out_layout))?, q, key, value, (out, out_layout), None)
     }
 
     fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<()> {

@@ -1,5 +1,7 @@
 //! From a checked call to a CPU job.
 
+use std::sync::Arc;
+
 use candle::backend::BackendStorage;
 use candle::{CpuStorage, DType, Layout, Result, Tensor, bail};
 use half::{bf16, f16};
@@ -13,7 +15,7 @@ use crate::case;
 use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Row, Scale};
 use crate::options::{KvScale, PlanChoice};
 use crate::plan::{HostPlan, PlanRequest};
-use crate::registry::{self, Arch, Problem};
+use crate::registry::{self, Arch, Problem, Selection};
 
 /// A tensor's storage with its layout.
 pub(crate) type Operand<'a> = (&'a CpuStorage, &'a Layout);
@@ -36,107 +38,101 @@ fn row_strides(layout: &Layout) -> Option<RowStrides> {
     }
 }
 
+/// A call that was checked, planned, and given a kernel.
+pub(crate) struct Prepared {
+    shapes: Shapes,
+    rows: Vec<Row>,
+    plan: Arc<HostPlan>,
+    selection: Selection,
+}
+
+impl Prepared {
+    pub(super) fn summary(self) -> CallSummary {
+        CallSummary { selection: self.selection, tasks: self.plan.tasks() }
+    }
+
+    /// Contiguous `[rows, q_heads, head_dim]`.
+    fn output_layout(&self) -> Layout {
+        Layout::contiguous((self.shapes.rows, self.shapes.q_heads, self.shapes.dims.head_dim))
+    }
+}
+
 impl PagedDecode {
-    /// Attends into fresh contiguous storage of q's shape and dtype.
-    pub(crate) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, lse: Option<&mut [f32]>) -> Result<CpuStorage> {
-        let shapes = self.shapes(q, key, value)?;
-        let layout = Layout::contiguous((shapes.rows, shapes.q_heads, shapes.dims.head_dim));
-        let mut out = zeros(shapes.q_dtype, layout.shape().elem_count())?;
-        self.attend(&shapes, q, key, value, (&mut out, &layout), lse)?;
-        Ok(out)
-    }
-
-    /// Attends into `out`, which has q's shape and dtype.
-    pub(super) fn attend_into(&self, out: (&mut CpuStorage, &Layout), q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<()> {
-        let shapes = self.shapes(q, key, value)?;
-        self.attend(&shapes, q, key, value, out, None)
-    }
-
-    /// What the registry and the planner decide for this call.
-    pub(super) fn summary(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<CallSummary> {
-        let shapes = self.shapes(q, key, value)?;
-        let rows = host::rows(&shapes, &self.context_lens, &self.options)?;
-        let plan = self.plan(&shapes, &rows)?;
-        let selection = registry::select(&self.problem(&shapes, &rows, &plan, true), &Arch::cpu(cpu::isa()?))?;
-        let tasks = plan.work.iter().filter(|task| task[0] >= 0).count();
-        Ok(CallSummary { selection, tasks })
-    }
-
-    fn shapes(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<Shapes> {
-        let [q, key, value] = [q, key, value].map(|(storage, layout)| Meta { dtype: BackendStorage::dtype(storage), layout });
-        Shapes::new(q, key, value, &self.block_tables, &self.context_lens, &self.options)
-    }
-
-    /// All checks of a call, and nothing else.
-    pub(crate) fn check(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<()> {
-        let shapes = self.shapes(q, key, value)?;
+    /// All that is decided before anything is computed: every check, the plan, the kernel. `out` is the output's layout, where it is given.
+    pub(crate) fn prepare(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, out: Option<&Layout>) -> Result<Prepared> {
+        let [query, keys, values] = [q, key, value].map(|(storage, layout)| Meta { dtype: BackendStorage::dtype(storage), layout });
+        let shapes = Shapes::new(query, keys, values, &self.block_tables, &self.context_lens, &self.options)?;
         let rows = host::rows(&shapes, &self.context_lens, &self.options)?;
         let (storage, layout) = self.block_tables.storage_and_layout();
         let table = host::page_table(&shapes, cpu_storage("block_tables", &storage)?, layout)?;
         host::check_pages(&shapes, &rows, &table, self.options.window)?;
         let plan = self.plan(&shapes, &rows)?;
-        registry::select(&self.problem(&shapes, &rows, &plan, true), &Arch::cpu(cpu::isa()?))?;
-        Ok(())
+        let like_query = out.is_none_or(|out| out.stride() == q.1.stride());
+        let selection = registry::select(&self.problem(&shapes, &rows, &plan, like_query), &Arch::host()?)?;
+        Ok(Prepared { shapes, rows, plan, selection })
     }
 
-    fn attend(
+    /// Attends into fresh contiguous storage of q's shape and dtype.
+    pub(crate) fn attend_new(
         &self,
-        shapes: &Shapes,
+        call: &Prepared,
         q: Operand<'_>,
         key: Operand<'_>,
         value: Operand<'_>,
-        (out, out_layout): (&mut CpuStorage, &Layout),
+        lse: Option<&mut [f32]>,
+    ) -> Result<CpuStorage> {
+        let layout = call.output_layout();
+        let mut out = zeros(call.shapes.q_dtype, layout.shape().elem_count())?;
+        self.attend(call, q, key, value, (&mut out, &layout), lse)?;
+        Ok(out)
+    }
+
+    /// Attends into `out`, which has q's shape and dtype.
+    pub(super) fn attend(
+        &self,
+        call: &Prepared,
+        q: Operand<'_>,
+        key: Operand<'_>,
+        value: Operand<'_>,
+        out: (&mut CpuStorage, &Layout),
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
-        let options = &self.options;
+        let (options, shapes) = (&self.options, &call.shapes);
         case::maybe_record(q, key, value, &self.block_tables, &self.context_lens, options)?;
-        let rows = host::rows(shapes, &self.context_lens, options)?;
-        let (table_storage, table_layout) = self.block_tables.storage_and_layout();
-        let table = host::page_table(shapes, cpu_storage("block_tables", &table_storage)?, table_layout)?;
-        host::check_pages(shapes, &rows, &table, options.window)?;
-        let plan = self.plan(shapes, &rows)?;
-        let like_query = out_layout.stride() == q.1.stride();
-        let selection = registry::select(&self.problem(shapes, &rows, &plan, like_query), &Arch::cpu(cpu::isa()?))?;
-        let Some(isa) = selection.cpu_isa else { bail!("registry: {} is not a CPU kernel", selection.kernel) };
-        let q_packed = pack_query(q)?;
-        let (q_storage, q_strides) = match &q_packed {
-            Some((storage, strides)) => (storage, strides),
-            None => (q.0, &row_strides(q.1).expect("pack_query leaves only foldable layouts")),
+        let Some(isa) = call.selection.cpu_isa else { bail!("registry: {} is not a CPU kernel", call.selection.kernel) };
+        let (table, table_layout) = self.block_tables.storage_and_layout();
+        let gathered;
+        let (query, strides) = match row_strides(q.1) {
+            Some(strides) => (q.0, strides),
+            None => {
+                gathered = gather_query(q)?;
+                (&gathered, RowStrides { start: 0, row: shapes.q_heads * shapes.dims.head_dim, head: shapes.dims.head_dim })
+            }
         };
         let sinks = options.sinks.as_ref().map(|t| read_f32("sinks", t)).transpose()?;
-        let scales = [("k_scale", &options.k_scale), ("v_scale", &options.v_scale)].map(|(name, scale)| ScaleGuard::new(name, scale));
-        let [k_scale, v_scale] = &scales;
+        let (k_scale, v_scale) = (ScaleGuard::new("k_scale", &options.k_scale), ScaleGuard::new("v_scale", &options.v_scale));
+        let view = |storage, strides, scale| Ok::<_, candle::Error>(KvView { data: kv_data(storage, shapes.kv_dtype)?, strides, scale });
         let job = Job {
             isa,
             dims: shapes.dims,
             q_heads: shapes.q_heads,
-            query: QueryView {
-                data: query_data(q_storage)?,
-                start: q_strides.start,
-                row_stride: q_strides.row,
-                head_stride: q_strides.head,
-            },
-            key: KvView { data: kv_data(key.0, shapes.kv_dtype)?, strides: options.layout.key_strides(key.1), scale: k_scale.view()? },
-            value: KvView {
-                data: kv_data(value.0, shapes.kv_dtype)?,
-                strides: options.layout.value_strides(value.1),
-                scale: v_scale.view()?,
-            },
-            table,
-            rows: &rows,
+            query: QueryView { data: query_data(query)?, start: strides.start, row_stride: strides.row, head_stride: strides.head },
+            key: view(key.0, options.layout.key_strides(key.1), k_scale.view()?)?,
+            value: view(value.0, options.layout.value_strides(value.1), v_scale.view()?)?,
+            table: host::page_table(shapes, cpu_storage("block_tables", &table)?, table_layout)?,
+            rows: &call.rows,
             per_head: shapes.per_head,
             softmax_scale: shapes.softmax_scale,
             window: options.window,
             softcap: options.softcap,
             sinks: sinks.as_deref(),
-            plan: &plan,
+            plan: &call.plan,
         };
-        run_into(&job, shapes, out, out_layout, lse)
+        run_into(&job, call, out, lse)
     }
 
     /// The host plan of a call: given, free, or made here.
-    fn plan(&self, shapes: &Shapes, rows: &[Row]) -> Result<std::borrow::Cow<'_, HostPlan>> {
-        use std::borrow::Cow;
+    fn plan(&self, shapes: &Shapes, rows: &[Row]) -> Result<Arc<HostPlan>> {
         let context_lens: Vec<i32> = rows.iter().map(|r| r.context_len as i32).collect();
         let query_lens: Vec<usize> = rows.iter().map(|r| r.query_len).collect();
         let request = PlanRequest {
@@ -148,12 +144,12 @@ impl PagedDecode {
             workgroup_budget: self.options.workgroup_budget,
         };
         Ok(match &self.options.plan {
-            PlanChoice::Default => Cow::Owned(HostPlan::new(&request, &Arch::cpu(cpu::isa()?))?),
-            PlanChoice::Free => Cow::Owned(HostPlan::free(&request)),
+            PlanChoice::Default => Arc::new(HostPlan::new(&request, &Arch::host()?)?),
+            PlanChoice::Free => Arc::new(HostPlan::free(&request)),
             PlanChoice::Given(plan) => {
                 let host = plan.host()?;
                 host.check_covers(&request)?;
-                Cow::Owned(HostPlan::clone(&host))
+                host
             }
         })
     }
@@ -196,16 +192,14 @@ fn plan_heads(shapes: &Shapes, rows: &[Row]) -> usize {
 }
 
 /// Runs the job into `out`, through contiguous storage where `out`'s strides do not fold.
-fn run_into(job: &Job<'_>, shapes: &Shapes, out: &mut CpuStorage, out_layout: &Layout, mut lse: Option<&mut [f32]>) -> Result<()> {
-    if let Some(strides) = row_strides(out_layout) {
-        let mut output =
-            Output { data: output_data(out)?, start: strides.start, row_stride: strides.row, head_stride: strides.head, lse: lse.take() };
-        return cpu::run(job, &mut output);
-    }
-    let contiguous = Layout::contiguous((shapes.rows, shapes.q_heads, shapes.dims.head_dim));
-    let mut packed = zeros(shapes.q_dtype, contiguous.shape().elem_count())?;
-    run_into(job, shapes, &mut packed, &contiguous, lse)?;
-    scatter(&packed, out, out_layout)
+fn run_into(job: &Job<'_>, call: &Prepared, (out, layout): (&mut CpuStorage, &Layout), lse: Option<&mut [f32]>) -> Result<()> {
+    let Some(RowStrides { start, row, head }) = row_strides(layout) else {
+        let contiguous = call.output_layout();
+        let mut packed = zeros(call.shapes.q_dtype, contiguous.shape().elem_count())?;
+        run_into(job, call, (&mut packed, &contiguous), lse)?;
+        return scatter(&packed, out, layout);
+    };
+    cpu::run(job, &mut Output { data: output_data(out)?, start, row_stride: row, head_stride: head, lse })
 }
 
 /// Copies contiguous `from` to the elements of `layout` in `to`.
@@ -224,22 +218,16 @@ fn scatter(from: &CpuStorage, to: &mut CpuStorage, layout: &Layout) -> Result<()
     Ok(())
 }
 
-/// A contiguous copy of a q whose leading dims do not fold into rows; `None` where they do.
-fn pack_query((storage, layout): Operand<'_>) -> Result<Option<(CpuStorage, RowStrides)>> {
+/// A contiguous copy of q.
+fn gather_query((storage, layout): Operand<'_>) -> Result<CpuStorage> {
     fn gather<T: Copy>(data: &[T], layout: &Layout) -> Vec<T> {
         offsets(layout).map(|i| data[i]).collect()
     }
-    if row_strides(layout).is_some() {
-        return Ok(None);
-    }
-    let packed = match storage {
-        CpuStorage::F32(data) => CpuStorage::F32(gather(data, layout)),
-        CpuStorage::F16(data) => CpuStorage::F16(gather(data, layout)),
-        CpuStorage::BF16(data) => CpuStorage::BF16(gather(data, layout)),
-        _ => bail!("q: dtype is not F32, F16 or BF16"),
-    };
-    let (heads, dim) = (layout.dims()[2], layout.dims()[3]);
-    Ok(Some((packed, RowStrides { start: 0, row: heads * dim, head: dim })))
+    Ok(match query_data(storage)? {
+        QueryData::F32(data) => CpuStorage::F32(gather(data, layout)),
+        QueryData::F16(data) => CpuStorage::F16(gather(data, layout)),
+        QueryData::Bf16(data) => CpuStorage::BF16(gather(data, layout)),
+    })
 }
 
 fn zeros(dtype: DType, elements: usize) -> Result<CpuStorage> {
