@@ -1,5 +1,8 @@
 //! The two products of a step as register tiles: scores = K·Q with query rows in the lanes, output += P·V with dims in the lanes.
 
+// Register tiles are arrays indexed by lane group; iterators would hide which registers meet.
+#![allow(clippy::needless_range_loop)]
+
 use super::ahead::Ahead;
 use super::isa::Isa;
 use super::math::Math;
