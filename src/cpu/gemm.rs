@@ -1,5 +1,8 @@
 //! The two products of a step as register tiles: scores = K·Q with query rows in the lanes, output += P·V with dims in the lanes.
 
+// Register tiles are arrays indexed by lane group; iterators would hide which registers meet.
+#![allow(clippy::needless_range_loop)]
+
 use super::ahead::Ahead;
 use super::isa::Isa;
 use super::math::Math;
@@ -53,14 +56,12 @@ pub(super) unsafe fn score_rows<I: Isa, A: Math, const RV: usize, const NB: usiz
     from: usize,
     to: usize,
 ) {
-    let share = ahead.share(job.rows / (RV * I::LANES) * job.blocks.len() * (BLOCK / NB));
     for row in (from..to).step_by(RV * I::LANES) {
         for (b, block) in job.blocks.iter().enumerate() {
             for t in (0..BLOCK).step_by(NB) {
                 unsafe {
-                    ahead.ask::<I>(share);
                     let keys = KeyBlock { data: block.data.add(t * block.token), ..*block };
-                    score_tile::<I, A, RV, NB>(job, row, keys, job.out.add((b * BLOCK + t) * job.rows + row));
+                    score_tile::<I, A, RV, NB>(job, ahead, row, keys, job.out.add((b * BLOCK + t) * job.rows + row));
                 }
             }
         }
@@ -68,7 +69,13 @@ pub(super) unsafe fn score_rows<I: Isa, A: Math, const RV: usize, const NB: usiz
 }
 
 #[inline(always)]
-unsafe fn score_tile<I: Isa, A: Math, const RV: usize, const NB: usize>(job: &Scores, row: usize, keys: KeyBlock, out: *mut f32) {
+unsafe fn score_tile<I: Isa, A: Math, const RV: usize, const NB: usize>(
+    job: &Scores,
+    ahead: &mut Ahead,
+    row: usize,
+    keys: KeyBlock,
+    out: *mut f32,
+) {
     unsafe {
         let mut acc = [[I::splat(0.0); RV]; NB];
         let mut query = job.query.add(row).cast::<f32>();
@@ -76,7 +83,10 @@ unsafe fn score_tile<I: Isa, A: Math, const RV: usize, const NB: usize>(job: &Sc
             let mut chunk = keys.data;
             for _ in 0..job.chunks {
                 let mut at = chunk;
-                for _ in 0..job.chunk_units {
+                for unit in 0..job.chunk_units {
+                    if unit % 2 == 0 {
+                        ahead.ask::<I>();
+                    }
                     let mut q = [I::splat(0.0); RV];
                     for i in 0..RV {
                         q[i] = I::load(query.add(i * I::LANES));
@@ -109,19 +119,15 @@ pub(super) unsafe fn weighted_rows<I: Isa, A: Math, const RB: usize, const DV: u
     from: usize,
     to: usize,
 ) {
-    let share = ahead.share((job.width - from) / (DV * I::LANES) * job.rows.div_ceil(RB));
     for dim in (from..to).step_by(DV * I::LANES) {
         for row in (0..job.rows).step_by(RB) {
-            unsafe {
-                ahead.ask::<I>(share);
-                weighted_tile::<I, A, RB, DV>(job, row, dim)
-            }
+            unsafe { weighted_tile::<I, A, RB, DV>(job, ahead, row, dim) }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: &Weighted, row: usize, dim: usize) {
+unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: &Weighted, ahead: &mut Ahead, row: usize, dim: usize) {
     unsafe {
         let out = job.out.add(row * job.width + dim);
         let mut acc = [[I::splat(0.0); DV]; RB];
@@ -132,7 +138,10 @@ unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: 
         }
         let mut weights = job.weights.add(row).cast::<f32>();
         let mut values = job.values.add(4 * dim);
-        for _ in 0..job.units {
+        for unit in 0..job.units {
+            if unit % 2 == 0 {
+                ahead.ask::<I>();
+            }
             let mut v = [I::splat(0.0); DV];
             for i in 0..DV {
                 v[i] = I::load(values.cast::<f32>().add(i * I::LANES));

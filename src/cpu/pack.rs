@@ -287,9 +287,9 @@ impl Head<'_, '_> {
         let to = unsafe { work.values.add(t / A::PAIR * work.width) };
         let room = n.next_multiple_of(A::PAIR);
         unsafe {
-            if self.view.strides.token != 1 || t % A::PAIR != 0 {
+            if self.view.strides.token != 1 || !t.is_multiple_of(A::PAIR) {
                 self.gather::<I, A>(from, t, n, work);
-            } else if native::<A>(data) && n % A::PAIR == 0 {
+            } else if native::<A>(data) && n.is_multiple_of(A::PAIR) {
                 I::transpose(address(data, from).cast(), stride * A::BYTES, to, work.width, self.head_dim, n / A::PAIR);
             } else {
                 if stride == room && n == room {

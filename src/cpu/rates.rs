@@ -157,7 +157,9 @@ fn read_rate(buffer: &[u64]) -> f64 {
             sum
         })
     };
-    buffer.par_chunks(buffer.len() / 64).for_each(|part| drop(black_box(sum(part))));
+    buffer.par_chunks(buffer.len() / 64).for_each(|part| {
+        black_box(sum(part));
+    });
     size_of_val(buffer) as f64 / begin.elapsed().as_secs_f64()
 }
 
@@ -190,7 +192,9 @@ fn peaks(threads: usize) -> (f64, f64) {
     }
     let once = |f: &(dyn Fn() -> f32 + Sync)| {
         let begin = Instant::now();
-        (0..threads).into_par_iter().with_max_len(1).for_each(|_| drop(black_box(f())));
+        (0..threads).into_par_iter().with_max_len(1).for_each(|_| {
+            black_box(f());
+        });
         begin.elapsed().as_secs_f64()
     };
     let time = |f: &(dyn Fn() -> f32 + Sync)| (0..40).map(|_| once(f)).fold(f64::MAX, f64::min);

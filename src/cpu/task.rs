@@ -100,7 +100,7 @@ pub(super) unsafe fn attend<I: Isa, A: Math>(job: &Job<'_>, block: &RowBlock, ra
         next.locate(job, block.sequence, block.head, start, stop(start) - start);
         for (ahead, head) in ahead.iter_mut().zip(&heads) {
             ahead.aim(head, &next);
-            ahead.ask::<I>(usize::MAX);
+            ahead.ask_all::<I>();
         }
         let at = |r: usize| {
             let (row, head) = block.place(r);

@@ -462,10 +462,10 @@ impl Case {
             let error = expected.iter().zip(got_row).map(|(x, y)| (x - f64::from(*y)).powi(2)).sum::<f64>().sqrt();
             // An F16 output cannot resolve less than 2^-24.
             let grain = if self.spec.q == QDtype::F16 { 2f64.powi(-25) * (dim as f64).sqrt() } else { 0.0 };
-            let relative = (error - grain).max(0.0) / norm.max(f64::MIN_POSITIVE);
+            let allowed = self.tolerance() * norm + grain;
             assert!(
-                relative <= self.tolerance(),
-                "{what}: row {row} head {head} is {relative:.2e} off ({:?}.. for {:?}..): {:?}",
+                error <= allowed,
+                "{what}: row {row} head {head} is {error:.2e} off, {allowed:.2e} allowed ({:?}.. for {:?}..): {:?}",
                 &got_row[..4],
                 &expected[..4],
                 self.spec
