@@ -114,11 +114,12 @@ fn an_error_changes_nothing() -> Result<()> {
     let (op, k, v) = step.prefill(&cache)?;
     let before = floats(&cache.layer(1)?.key)?;
     let device = &Device::Cpu;
-    let wrong: Vec<(&str, Box<dyn Fn(&mut AppendAndAttend<'_>)>)> = vec![
+    type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;
+    let wrong: Vec<(&str, Edit<'_>)> = vec![
         ("layer", Box::new(|op| op.layer = 2)),
-        ("block_tables", Box::new(move |op| op.block_tables = Tensor::new(&[[3i32, 7, 99], [9, -1, -1]], device).unwrap())),
-        ("context_lens", Box::new(move |op| op.context_lens = Tensor::new(&[4000u32, 5], device).unwrap())),
-        ("slot_mapping", Box::new(move |op| op.slot_mapping = Tensor::new(&[1i64, 2, 3, 12 * 16], device).unwrap())),
+        ("block_tables", Box::new(|op| op.block_tables = Tensor::new(&[[3i32, 7, 99], [9, -1, -1]], device).unwrap())),
+        ("context_lens", Box::new(|op| op.context_lens = Tensor::new(&[4000u32, 5], device).unwrap())),
+        ("slot_mapping", Box::new(|op| op.slot_mapping = Tensor::new(&[1i64, 2, 3, 12 * 16], device).unwrap())),
         ("softcap", Box::new(|op| op.options.softcap = Some(-1.))),
     ];
     for (name, edit) in wrong {

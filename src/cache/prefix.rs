@@ -107,7 +107,7 @@ mod tests {
         assert_ne!(again, a);
         assert_eq!(index.find(Parent::Page(again), &[3, 4]), None, "children hang on the page, not on its content");
         index.remove(a);
-        [again, b, c].map(|id| index.remove(id));
+        [again, b, c].into_iter().for_each(|id| index.remove(id));
         assert!(index.by_hash.is_empty() && index.nodes.is_empty());
     }
 }
