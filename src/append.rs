@@ -2,7 +2,7 @@
 
 use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor, bail};
 
-use crate::cache::{LayerCache, PagedKvCache, shares_storage};
+use crate::cache::{Batch, LayerCache, PagedKvCache, shares_storage};
 use crate::op::{Operand, PagedDecode, host::cpu_storage, no_kernel};
 use crate::options::DecodeOptions;
 
@@ -17,6 +17,7 @@ use crate::options::DecodeOptions;
 /// Those of [`PagedDecode`] and of [`PagedKvCache::write`], and a k whose rows are not q's. All are found before the cache changes.
 #[derive(Clone, Debug)]
 pub struct AppendAndAttend<'a> {
+    /// The cache that is written and read.
     pub cache: &'a PagedKvCache,
     /// Layer of the cache to write and read.
     pub layer: usize,
@@ -30,7 +31,19 @@ pub struct AppendAndAttend<'a> {
     pub options: DecodeOptions,
 }
 
-impl AppendAndAttend<'_> {
+impl<'a> AppendAndAttend<'a> {
+    /// The op for one layer of a step that a pool's batch describes; its query lengths may differ.
+    pub fn new(cache: &'a PagedKvCache, layer: usize, batch: &Batch) -> Self {
+        Self {
+            cache,
+            layer,
+            slot_mapping: batch.slot_mapping.clone(),
+            block_tables: batch.block_tables.clone(),
+            context_lens: batch.context_lens.clone(),
+            options: DecodeOptions { query_start: Some(batch.query_start.clone()), ..DecodeOptions::default() },
+        }
+    }
+
     /// Applies the op to q, k and v.
     pub fn apply(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         q.apply_op3_no_bwd(k, v, self)

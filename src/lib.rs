@@ -8,7 +8,7 @@
 //! ```
 //! use candle::{DType, Device, Result, Tensor};
 //! use candle_paged_attn::cache::{CacheConfig, CacheDims, KvDtype, PagePool, PagedKvCache, Quantization};
-//! use candle_paged_attn::{AppendAndAttend, DecodeOptions};
+//! use candle_paged_attn::AppendAndAttend;
 //! # fn main() -> Result<()> {
 //! let device = Device::Cpu;
 //! let dims = CacheDims { pages: 64, page_size: 16, kv_heads: 2, head_dim: 64 };
@@ -19,18 +19,10 @@
 //! let prompt = [11, 12, 13, 14, 15];
 //! let append = pool.append(sequence, &prompt)?;
 //! cache.copy_pages(&append.copies)?;
-//! let tables = pool.tables(&[sequence], &device)?;
+//! let batch = pool.batch(&[(sequence, &append)], &device)?;
 //! // In each layer of the model, with q, k and v of the new tokens after RoPE:
 //! let [q, k, v] = [8, 2, 2].map(|heads| Tensor::zeros((prompt.len(), heads, dims.head_dim), DType::BF16, &device));
-//! let op = AppendAndAttend {
-//!     cache: &cache,
-//!     layer: 0,
-//!     slot_mapping: PagePool::slot_mapping([&append], &device)?,
-//!     block_tables: tables.block_tables,
-//!     context_lens: tables.context_lens,
-//!     options: DecodeOptions::default(),
-//! };
-//! let out = op.apply(&q?, &k?, &v?)?;
+//! let out = AppendAndAttend::new(&cache, 0, &batch).apply(&q?, &k?, &v?)?;
 //! assert_eq!(out.dims(), [prompt.len(), 8, dims.head_dim]);
 //! pool.commit(sequence)?;
 //! # Ok(())
@@ -41,6 +33,8 @@
 //! |---|---|---|---|
 //! | every dtype, layout and option of [`DecodeOptions`] | executed and checked against float64 | no kernel yet: a clear error | no kernel yet |
 //! | planner, registry | yes | yes (tables) | yes (tables) |
+
+#![warn(missing_docs)]
 
 mod append;
 pub mod cache;

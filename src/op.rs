@@ -28,6 +28,9 @@ use crate::registry::Selection;
 /// Query i of a sequence sits at position `context - Q + i` and attends the positions up to its own. Rows that attend nothing give 0.
 /// The same inputs, plan and backend give bit-identical output whatever the number of threads.
 ///
+/// Accuracy on the CPU: F32 arithmetic, except that with a BF16, FP8 or MXFP4 cache and a BF16 or F16 q, CPUs with BF16 products round the softmax
+/// weights to BF16 (sums stay F32). [`explain_call`] says which applies.
+///
 /// # Errors
 /// Every wrong argument is an error that names it, the offending index and the values; nothing is computed. So is a device without a kernel.
 ///

@@ -40,7 +40,8 @@ pub enum PlanChoice {
     Given(DecodePlan),
 }
 
-/// Options of [`crate::paged_decode`] and its kin; `Default` is a plain causal decode of an NHD cache.
+/// Options of [`crate::paged_decode`] and its kin; `Default` is a plain causal decode of an NHD cache without scales (see
+/// [`crate::cache::PagedKvCache::decode_options`] for a cache's own).
 #[derive(Clone, Debug)]
 pub struct DecodeOptions {
     /// Factor on q·k; any finite value. `None`: `1 / sqrt(head_dim)`.
@@ -51,11 +52,16 @@ pub struct DecodeOptions {
     pub softcap: Option<f32>,
     /// One raw logit per query head, F32 `[q_heads]`, that joins the denominator and the LSE.
     pub sinks: Option<Tensor>,
+    /// The factor from K's stored elements to values.
     pub k_scale: KvScale,
+    /// The factor from V's stored elements to values.
     pub v_scale: KvScale,
+    /// How the cache tensors are laid out.
     pub layout: CacheLayout,
-    /// U32 `[batch + 1]`: first query row of each sequence, for ragged batches. `None`: every sequence has `rows / batch` rows.
+    /// U32 or I32 `[batch + 1]`: first query row of each sequence, and the end. `None`: every sequence has `rows / batch` rows, so a batch of
+    /// mixed query lengths whose rows happen to divide evenly is taken for an even one: give it whenever lengths may differ.
     pub query_start: Option<Tensor>,
+    /// How the call is split into tasks.
     pub plan: PlanChoice,
     /// Most tasks a sequence may be split into. `None`: the planner's own limit.
     pub max_partitions: Option<usize>,

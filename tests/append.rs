@@ -82,8 +82,7 @@ fn it_writes_and_then_attends() -> Result<()> {
             let (op, k, v) = step.prefill(&cache)?;
             let out = op.apply(&step.q, &k, &v)?;
             let layer = cache.layer(1)?;
-            let options =
-                DecodeOptions { layout, k_scale: layer.k_scale.clone(), v_scale: layer.v_scale.clone(), ..DecodeOptions::default() };
+            let options = cache.decode_options(1)?;
             let args = (&step.block_tables, &op.context_lens);
             let again = paged_decode(&step.q, &layer.key, &layer.value, args.0, args.1, &options)?;
             assert_eq!(floats(&out)?, floats(&again)?, "{layout:?} {dtype:?}");

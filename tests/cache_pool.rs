@@ -341,20 +341,25 @@ fn windows_let_pages_go_and_keep_the_roll_back_honest() {
 }
 
 #[test]
-fn tables_and_slots_become_tensors() {
+fn a_step_becomes_tensors() {
     let mut pool = PagePool::new(8, 4).unwrap();
     let (a, b) = (pool.allocate(), pool.allocate());
-    let appends = [pool.append(a, &[1; 6]).unwrap(), pool.append(b, &[2; 3]).unwrap()];
-    let tables = pool.tables(&[b, a], &Device::Cpu).unwrap();
-    assert_eq!(tables.context_lens.to_vec1::<u32>().unwrap(), [3, 6]);
+    let (six, three) = (pool.append(a, &[1; 6]).unwrap(), pool.append(b, &[2; 3]).unwrap());
+    let batch = pool.batch(&[(b, &three), (a, &six)], &Device::Cpu).unwrap();
+    assert_eq!(batch.context_lens.to_vec1::<u32>().unwrap(), [3, 6]);
+    assert_eq!(batch.query_start.to_vec1::<u32>().unwrap(), [0, 3, 9]);
     let (page_a, page_b) = (pool.block_table(a).unwrap(), pool.block_table(b).unwrap());
-    assert_eq!(tables.block_tables.to_vec2::<u32>().unwrap(), [[page_b[0], NO_PAGE], [page_a[0], page_a[1]]]);
-    let slots = PagePool::slot_mapping(&appends, &Device::Cpu).unwrap();
-    assert_eq!((slots.dtype(), slots.dims()), (DType::I64, &[9][..]));
-    assert_eq!(slots.to_vec1::<i64>().unwrap()[6], i64::from(page_b[0]) * 4);
+    assert_eq!(batch.block_tables.to_vec2::<u32>().unwrap(), [[page_b[0], NO_PAGE], [page_a[0], page_a[1]]]);
+    assert_eq!((batch.slot_mapping.dtype(), batch.slot_mapping.dims()), (DType::I64, &[9][..]));
+    let slots = batch.slot_mapping.to_vec1::<i64>().unwrap();
+    assert_eq!((slots[0], slots[3]), (i64::from(page_b[0]) * 4, i64::from(page_a[0]) * 4));
     let empty = pool.allocate();
-    assert_eq!(pool.tables(&[empty], &Device::Cpu).unwrap().block_tables.to_vec2::<u32>().unwrap(), [[NO_PAGE]]);
-    assert_eq!(pool.tables(&[], &Device::Cpu).unwrap().block_tables.dims(), [0, 1]);
+    let nothing = Append::default();
+    let batch = pool.batch(&[(empty, &nothing)], &Device::Cpu).unwrap();
+    assert_eq!(batch.block_tables.to_vec2::<u32>().unwrap(), [[NO_PAGE]]);
+    assert_eq!(pool.batch(&[], &Device::Cpu).unwrap().block_tables.dims(), [0, 1]);
+    pool.free(empty).unwrap();
+    assert!(pool.batch(&[(empty, &nothing)], &Device::Cpu).is_err());
 }
 
 #[test]

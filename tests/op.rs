@@ -300,3 +300,13 @@ fn quantized_caches_refuse_the_wrong_scales() -> Result<()> {
     refuses(decode(&mxfp4, &mxfp4.options), &["k_scale", "MXFP4", "E8M0"]);
     Ok(())
 }
+
+#[test]
+fn an_f32_query_is_not_rounded() -> Result<()> {
+    for (kv_dtype, scales) in [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken), (KvDtype::Mxfp4, Scales::None)] {
+        let case = CaseSpec { kv_dtype, scales, q_dtype: DType::F32, lens: vec![500, 30], ..CaseSpec::default() }.build()?;
+        let (out, lse) = case.run()?;
+        case.expected()?.compare(&out, Some(&lse), 1e-5, 1e-5)?;
+    }
+    Ok(())
+}

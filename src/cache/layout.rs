@@ -5,8 +5,11 @@ use candle::{DType, Layout, Result, bail};
 /// What one stored K or V element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KvDtype {
+    /// 32-bit floats.
     F32,
+    /// IEEE half precision.
     F16,
+    /// bfloat16.
     Bf16,
     /// E4M3, OCP encoding (candle's `DType::F8E4M3`).
     Fp8,
@@ -162,7 +165,11 @@ impl CacheLayout {
                 }
                 CacheDims { pages, page_size, kv_heads, head_dim: chunks * x }
             }
-            _ => bail!("key_cache: a {} cache has {} dims, got {shape:?}", self.name(), self.key_rank()),
+            _ => {
+                let fitting: Vec<_> = Self::ALL.into_iter().filter(|l| l.key_rank() == shape.len()).map(Self::name).collect();
+                let hint = if fitting.is_empty() { String::new() } else { format!(" (as {} caches have)", fitting.join(" and ")) };
+                bail!("key_cache: a {} cache has {} dims, got {shape:?}{hint}", self.name(), self.key_rank())
+            }
         };
         Ok(dims)
     }
@@ -220,9 +227,13 @@ impl CacheLayout {
 /// Sizes of one layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheDims {
+    /// Pages.
     pub pages: usize,
+    /// Tokens of a page.
     pub page_size: usize,
+    /// KV heads.
     pub kv_heads: usize,
+    /// Channels of a head.
     pub head_dim: usize,
 }
 
@@ -231,14 +242,23 @@ pub struct CacheDims {
 /// A chunk of `usize::MAX` means the axis is not split. For MXFP4 an element is a byte of two dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvStrides {
+    /// Offset of page 0, head 0, token 0, dim 0.
     pub start: usize,
+    /// From a page to the next.
     pub page: usize,
+    /// From a KV head to the next.
     pub head: usize,
+    /// From a token to the next in its chunk.
     pub token: usize,
+    /// Tokens of a chunk.
     pub token_chunk: usize,
+    /// From a chunk of tokens to the next.
     pub token_chunk_stride: usize,
+    /// From a dim to the next in its chunk.
     pub dim: usize,
+    /// Dims of a chunk.
     pub dim_chunk: usize,
+    /// From a chunk of dims to the next.
     pub dim_chunk_stride: usize,
 }
 

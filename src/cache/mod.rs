@@ -1,5 +1,6 @@
 //! The KV cache: layouts, pages, writes.
 
+mod batch;
 mod copy;
 mod form;
 mod gather;
@@ -8,15 +9,14 @@ mod pool;
 mod prefix;
 mod rows;
 mod store;
-mod tables;
 mod write;
 
+pub use batch::Batch;
 pub use copy::copy_pages;
 pub use gather::gather;
 pub use layout::{CacheDims, CacheLayout, KvDtype, KvStrides, MXFP4_BLOCK};
 pub use pool::{Append, NO_PAGE, PagePool, SeqId};
 pub use store::{CacheConfig, LayerCache, PagedKvCache, Quantization};
-pub use tables::BatchTables;
 pub use write::reshape_and_cache;
 
 pub(crate) use form::shares_storage;

@@ -4,7 +4,7 @@
 //! 1. [`PagePool::allocate_with_prefix`] for each request that joins; only the tokens after the shared prefix need computing.
 //! 2. [`PagePool::append`] of each sequence's new tokens (a prompt chunk, a sampled token, or that and drafts to verify).
 //! 3. [`PagedKvCache::copy_pages`](super::PagedKvCache::copy_pages) of the copies of every append, in order, before any write.
-//! 4. The model runs: each layer writes k and v to the slots, then attends with [`PagePool::tables`].
+//! 4. The model runs: each layer writes k and v to the slots, then attends over the tables of [`PagePool::batch`].
 //! 5. [`PagePool::truncate`] of drafts that were rejected, then [`PagePool::commit`].
 //! 6. [`PagePool::free`] of sequences that are done.
 

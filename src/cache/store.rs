@@ -4,7 +4,7 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Tensor, bail};
 
 use super::write::reshape_and_cache_storage;
 use super::{CacheDims, CacheLayout, KvDtype, MXFP4_BLOCK, copy_pages, gather, reshape_and_cache};
-use crate::options::KvScale;
+use crate::options::{DecodeOptions, KvScale};
 use crate::registry::{Arch, preferred_layout};
 
 /// How an 8-bit or 4-bit cache scales what it stores.
@@ -170,6 +170,13 @@ impl PagedKvCache {
             Some(cache) => Ok(cache),
             None => bail!("layer: {layer} of a cache of {} layers", self.layers.len()),
         }
+    }
+
+    /// The options under which a layer is attended: the cache's layout and the layer's scales, all else by default. For
+    /// [`crate::paged_decode`] over `layer`'s tensors, so that no scale is forgotten.
+    pub fn decode_options(&self, layer: usize) -> Result<DecodeOptions> {
+        let LayerCache { k_scale, v_scale, .. } = self.layer(layer)?.clone();
+        Ok(DecodeOptions { layout: self.layout, k_scale, v_scale, ..DecodeOptions::default() })
     }
 
     /// Writes k and v `[tokens, kv_heads, head_dim]` (F32, F16 or BF16) to `slot_mapping` I64 `[tokens]`, quantizing as configured:

@@ -106,7 +106,11 @@ fn query_dims(q: Meta<'_>, dims: CacheDims) -> Result<(usize, usize, Option<usiz
         bail!("q: head_dim {head_dim} differs from the cache's {}", dims.head_dim)
     }
     if q_heads == 0 || !q_heads.is_multiple_of(dims.kv_heads) {
-        bail!("q: {q_heads} query heads are not a multiple of the cache's {} KV heads", dims.kv_heads)
+        bail!(
+            "q: {q_heads} query heads are not a multiple of the cache's {} KV heads (shape {:?}, read as [.., q_heads, head_dim])",
+            dims.kv_heads,
+            q.layout.dims()
+        )
     }
     check_last_contiguous("q", q.layout)?;
     Ok((rows, q_heads, batch))
@@ -205,7 +209,8 @@ fn scale_mode(name: &str, scale: &KvScale, kv_dtype: KvDtype, dims: CacheDims) -
         (KvDtype::Fp8, ScaleMode::None | ScaleMode::Scalar | ScaleMode::PerToken) | (KvDtype::Mxfp4, ScaleMode::Block) => Ok(mode),
         (KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16, ScaleMode::None) => Ok(mode),
         (KvDtype::Mxfp4, _) => bail!("{name}: an MXFP4 cache needs U8 E8M0 scales [pages, kv_heads, page_size, head_dim/32]"),
-        (_, _) => bail!("{name}: a {kv_dtype:?} cache takes no {mode:?} scale"),
+        (KvDtype::Fp8, _) => bail!("{name}: an FP8 cache takes no E8M0 block scales"),
+        _ => bail!("{name}: a {kv_dtype:?} cache holds values as they are; only FP8 and MXFP4 caches have scales (KvScale::None here)"),
     }
 }
 

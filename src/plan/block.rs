@@ -22,6 +22,7 @@ pub fn batch_bucket(rows: usize) -> usize {
 pub struct PlannerBlock {
     /// Rows it is compiled for ([`batch_bucket`]).
     pub bucket: usize,
+    /// Threads of the block.
     pub threads: usize,
     /// LDS (shared memory) of the block, bytes: 12 a row of the bucket and 8 a wave.
     pub lds_bytes: usize,

@@ -15,7 +15,9 @@ pub const PADDING: [i32; 4] = [-1, 0, 0, 0];
 /// has count 0, so a task's slot need not be its row's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPlan {
+    /// One record a slot.
     pub work: Vec<[i32; 4]>,
+    /// One record a row.
     pub reduce: Vec<[i32; 2]>,
 }
 

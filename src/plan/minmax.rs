@@ -5,6 +5,7 @@
 pub struct MinMaxRule {
     /// Most tiles of a task, but where `max_partitions` cuts in.
     pub bound: u32,
+    /// Most tasks of a row.
     pub max_partitions: u32,
 }
 

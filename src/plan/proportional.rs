@@ -11,6 +11,7 @@ pub struct ProportionalRule {
     pub spare: u64,
     /// Tiles of the batch.
     pub total: u64,
+    /// Most tasks of a row.
     pub max_partitions: u32,
 }
 

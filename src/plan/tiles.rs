@@ -6,7 +6,9 @@ pub const TILE_TOKENS: usize = 256;
 /// Tiles `first..end` of a row's context; tile `i` holds tokens `256 * i .. 256 * (i + 1)`. Tile numbers are at most 2^23.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TileRange {
+    /// First tile.
     pub first: i32,
+    /// The tile after the last.
     pub end: i32,
 }
 

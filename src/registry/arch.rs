@@ -7,23 +7,36 @@ use candle::{Result, bail};
 /// The processors the registry has tables for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArchName {
+    /// A CPU, with the instruction set that computes.
     Cpu(CpuIsa),
+    /// CDNA 3: MI300X, MI308X, MI325X.
     Gfx942,
+    /// CDNA 4: MI350X, MI355X.
     Gfx950,
+    /// Kernels are compiled for it, never run.
     Gfx1250,
+    /// Ampere: A100.
     Sm80,
+    /// Ada: L40S, RTX 4090.
     Sm89,
+    /// Hopper: H100, H200.
     Sm90,
 }
 
 /// Instruction sets the CPU kernels are written for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CpuIsa {
+    /// AMX tiles of BF16 (with AVX512-BF16).
     AmxBf16,
+    /// AVX-512 F, BW, DQ, VL with BF16 and VBMI.
     Avx512Bf16,
+    /// AVX-512 F, BW, DQ, VL.
     Avx512,
+    /// AVX2 with FMA and F16C.
     Avx2,
+    /// NEON, on aarch64.
     Neon,
+    /// Plain Rust.
     Portable,
 }
 
@@ -78,6 +91,7 @@ impl fmt::Display for ArchName {
 /// A processor: its name and the sizes that decisions depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Arch {
+    /// Which processor.
     pub name: ArchName,
     /// CUs or SMs. On the CPU a constant, so that a plan (and with it the output's bits) never depends on the thread count.
     pub compute_units: usize,

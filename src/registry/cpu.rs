@@ -1,6 +1,6 @@
 //! Selection on the CPU: which instruction set computes.
 
-use candle::{Result, bail};
+use candle::{DType, Result, bail};
 
 use super::arch::{ArchName, CpuIsa};
 use super::flags::Flags;
@@ -21,7 +21,7 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
     if p.page_size > MAX_PAGE {
         bail!("page_size: the CPU kernels take 1 to {MAX_PAGE}, got {}", p.page_size)
     }
-    let (used, why) = isa_for(p.kv_dtype, isa);
+    let (used, why) = isa_for(p, isa);
     Ok(Selection {
         kernel: format!("cpu_{}_{}_d{}", used.name(), p.kv_dtype.name(), p.head_dim),
         cpu_isa: Some(used),
@@ -40,18 +40,21 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
 }
 
 /// The instruction set that computes on a CPU with `isa`, and why.
-fn isa_for(kv: KvDtype, isa: CpuIsa) -> (CpuIsa, &'static str) {
-    match (kv, isa) {
-        (KvDtype::F32, CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16) => {
+fn isa_for(p: &Problem, isa: CpuIsa) -> (CpuIsa, &'static str) {
+    match (p.kv_dtype, p.query_dtype, isa) {
+        (KvDtype::F32, _, CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16) => {
             (CpuIsa::Avx512, "F32 cache: computed in F32, BF16 products would round it")
         }
-        (KvDtype::F16, CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16) => {
+        (KvDtype::F16, _, CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16) => {
             (CpuIsa::Avx512, "F16 cache: computed in F32, BF16 products would drop 3 of its bits")
         }
-        (_, CpuIsa::AmxBf16) => (isa, "BF16 tile products (AMX), summed in F32: exact for this cache's values"),
-        (_, CpuIsa::Avx512Bf16) => (isa, "BF16 pair products (AVX512-BF16), summed in F32: exact for this cache's values"),
-        (_, CpuIsa::Portable) => (isa, "computed in F32 by portable code: no vector instructions known here"),
-        (KvDtype::F32 | KvDtype::F16, _) => (isa, "computed in F32"),
-        _ => (isa, "computed in F32: BF16 products need AVX512-BF16 or AMX"),
+        (_, DType::F32, CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16) => {
+            (CpuIsa::Avx512, "F32 query: computed in F32, BF16 products would round the softmax weights")
+        }
+        (_, _, CpuIsa::AmxBf16) => (isa, "BF16 tile products (AMX) summed in F32; softmax weights are rounded to BF16"),
+        (_, _, CpuIsa::Avx512Bf16) => (isa, "BF16 pair products (AVX512-BF16) summed in F32; softmax weights are rounded to BF16"),
+        (_, _, CpuIsa::Portable) => (isa, "computed in F32 by portable code"),
+        (KvDtype::F32 | KvDtype::F16, _, _) => (isa, "computed in F32"),
+        _ => (isa, "computed in F32: this instruction set has no BF16 products"),
     }
 }

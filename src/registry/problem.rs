@@ -32,29 +32,45 @@ pub enum ScaleMode {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
+    /// Sequences.
     pub batch: usize,
+    /// Query heads.
     pub q_heads: usize,
+    /// KV heads.
     pub kv_heads: usize,
+    /// Channels of a head.
     pub head_dim: usize,
+    /// Tokens of a page.
     pub page_size: usize,
     /// Most new tokens of any sequence.
     pub query_len: usize,
+    /// Dtype of q and of the output.
     pub query_dtype: DType,
+    /// What the cache stores.
     pub kv_dtype: KvDtype,
+    /// Where the cache stores it.
     pub layout: CacheLayout,
+    /// How FP8 or MXFP4 elements are scaled.
     pub scales: ScaleMode,
     /// Row length of the block table, in pages.
     pub max_pages: usize,
+    /// Every KV head has a block table of its own.
     pub per_head_tables: bool,
+    /// Sequences may have different query lengths.
     pub ragged: bool,
+    /// There is a sliding window.
     pub windowed: bool,
+    /// Scores are capped.
     pub softcap: bool,
+    /// Query heads have sinks.
     pub sinks: bool,
+    /// The softmax scale is above 0.
     pub positive_scale: bool,
     /// Output strides equal the query's.
     pub output_like_query: bool,
     /// Plan-free call: one task a sequence.
     pub plan_free: bool,
+    /// Most tasks of a sequence; `None`: as many as there are slots.
     pub max_partitions: Option<usize>,
     /// Slots of the plan.
     pub capacity: usize,

@@ -13,7 +13,9 @@ use crate::cache::{CacheLayout, KvDtype};
 pub struct KernelKey {
     /// For a CPU kernel, the instruction set that computes.
     pub arch: ArchName,
+    /// Channels of a head.
     pub head_dim: usize,
+    /// Tokens of a page.
     pub page_size: usize,
     /// Query heads of a KV head.
     pub group: usize,
@@ -23,16 +25,25 @@ pub struct KernelKey {
     pub m_tiles: usize,
     /// KV tokens of one step of the loop.
     pub tile_tokens: usize,
+    /// Dtype of q and of the output.
     pub query_dtype: DType,
+    /// What the cache stores.
     pub kv_dtype: KvDtype,
+    /// Where the cache stores it.
     pub layout: CacheLayout,
     /// An FP8 cache without scales has scalar ones of 1.
     pub scales: ScaleMode,
+    /// Every KV head has a block table of its own.
     pub per_head_tables: bool,
+    /// Sequences may have different query lengths.
     pub ragged: bool,
+    /// There is a sliding window.
     pub windowed: bool,
+    /// Scores are capped.
     pub softcap: bool,
+    /// The softmax scale is above 0.
     pub positive_scale: bool,
+    /// Parts of the schedule that are switched on.
     pub flags: Flags,
 }
 
@@ -40,6 +51,7 @@ pub struct KernelKey {
 pub(super) struct Tile {
     pub m_tiles: usize,
     pub tokens: usize,
+    /// Parts of the schedule that are switched on.
     pub flags: Flags,
 }
 
@@ -73,6 +85,7 @@ impl KernelKey {
 pub struct Selection {
     /// Readable name; the key tells specializations apart.
     pub kernel: String,
+    /// What the kernel is specialized on.
     pub key: KernelKey,
     /// The instruction set of a CPU kernel.
     pub cpu_isa: Option<CpuIsa>,
