@@ -83,7 +83,7 @@ impl CustomOp3 for AppendAndAttend<'_> {
         let decode = self.decode(layer);
         with_layer(layer, |key, value| decode.check((q, q_layout), key, value))?;
         self.cache.write_storage(self.layer, (k, k_layout), (v, v_layout), &self.slot_mapping)?;
-        let out = with_layer(layer, |key, value| decode.attend_new((q, q_layout), key, value, None))?;
+        let out = with_layer(layer, |key, value| decode.attend_new((q, q_layout), key, value))?;
         Ok((out, q_layout.shape().clone()))
     }
 

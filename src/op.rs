@@ -1,8 +1,9 @@
 //! The op: [`PagedDecode`] and the free functions around it.
 
 mod cpu;
-mod elements;
+pub(crate) mod elements;
 pub(crate) mod host;
+pub(crate) mod locks;
 mod merge;
 mod shapes;
 
@@ -11,6 +12,7 @@ use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorag
 
 pub(crate) use cpu::Operand;
 use host::cpu_storage;
+use locks::{Locks, storage_address};
 pub use merge::merge_attention_states;
 
 use crate::options::DecodeOptions;
@@ -67,7 +69,7 @@ impl CustomOp3 for PagedDecode {
         value: &CpuStorage,
         value_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let out = self.attend_new((q, q_layout), (key, key_layout), (value, value_layout), None)?;
+        let out = self.attend_new((q, q_layout), (key, key_layout), (value, value_layout))?;
         Ok((out, q_layout.shape().clone()))
     }
 
@@ -141,12 +143,10 @@ pub fn paged_decode_with_lse(
     options: &DecodeOptions,
 ) -> Result<(Tensor, Tensor)> {
     let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
-    let q_heads = if q.rank() >= 2 { q.dims()[q.rank() - 2] } else { 0 };
-    let rows = q.dims().iter().rev().skip(2).product::<usize>();
-    let mut lse = vec![f32::NEG_INFINITY; rows.saturating_mul(q_heads)];
-    let out = with_operands(q, key_cache, value_cache, |q, key, value| op.attend_new(q, key, value, Some(&mut lse)))?;
+    let (out, lse) = with_operands(q, key_cache, value_cache, |q, key, value| op.attend_with_lse(q, key, value))?;
     let out = Tensor::from_storage(Storage::Cpu(out), q.shape().clone(), BackpropOp::none(), false);
-    Ok((out, Tensor::from_vec(lse, (rows, q_heads), q.device())?))
+    let q_heads = q.dims()[q.rank() - 2];
+    Ok((out, Tensor::from_vec(lse, (q.elem_count() / (q_heads * q.dims()[q.rank() - 1]), q_heads), q.device())?))
 }
 
 /// [`paged_decode`] into `out`: a tensor or view of q's shape and dtype whose last dim is contiguous; its other elements keep their values.
@@ -166,11 +166,14 @@ pub fn paged_decode_into(
         bail!("out: {:?} {:?}, but q is {:?} {:?}", out.dtype(), out.dims(), q.dtype(), q.dims())
     }
     shapes::check_last_contiguous("out", out.layout())?;
+    if out.layout().has_internal_overlap() {
+        bail!("out: elements of {:?} with strides {:?} share memory", out.dims(), out.layout().stride())
+    }
     let scales = [("k_scale", &options.k_scale), ("v_scale", &options.v_scale)];
     let scales = scales.iter().filter_map(|(name, scale)| scale.tensor().map(|t| (*name, t)));
     let others = [("q", q), ("key_cache", key_cache), ("value_cache", value_cache)];
     for (name, tensor) in others.into_iter().chain(scales).chain(options.sinks.iter().map(|t| ("sinks", t))) {
-        if same_storage(out, tensor) {
+        if storage_address(out) == storage_address(tensor) {
             bail!("out: shares its storage with {name}")
         }
     }
@@ -204,10 +207,9 @@ impl InplaceOp2 for Into<'_> {
     }
 
     fn cpu_fwd(&self, out: &mut CpuStorage, out_layout: &Layout, q: &CpuStorage, q_layout: &Layout) -> Result<()> {
-        let (key, key_layout) = self.key_cache.storage_and_layout();
-        let (value, value_layout) = self.value_cache.storage_and_layout();
-        let key = (cpu_storage("key_cache", &key)?, key_layout);
-        let value = (cpu_storage("value_cache", &value)?, value_layout);
+        let locks = Locks::new([self.key_cache, self.value_cache]);
+        let key = (cpu_storage("key_cache", locks.get(0))?, self.key_cache.layout());
+        let value = (cpu_storage("value_cache", locks.get(1))?, self.value_cache.layout());
         self.op.attend_into((out, out_layout), (q, q_layout), key, value)
     }
 
@@ -232,17 +234,10 @@ fn with_operands<T>(
             bail!("{name}: on {:?}; this build has no kernel for that device", tensor.device().location())
         }
     }
-    let ((q, q_layout), (key, key_layout), (value, value_layout)) =
-        (q.storage_and_layout(), key_cache.storage_and_layout(), value_cache.storage_and_layout());
-    f((cpu_storage("q", &q)?, q_layout), (cpu_storage("key_cache", &key)?, key_layout), (cpu_storage("value_cache", &value)?, value_layout))
-}
-
-/// Whether two tensors are views of one allocation on the CPU.
-fn same_storage(a: &Tensor, b: &Tensor) -> bool {
-    // Locked one after the other: holding both would deadlock against a writer that waits in between.
-    let address = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
-        Storage::Cpu(storage) => Some(std::ptr::from_ref(storage).addr()),
-        _ => None,
-    };
-    address(a).is_some_and(|a| address(b) == Some(a))
+    let locks = Locks::new([q, key_cache, value_cache]);
+    f(
+        (cpu_storage("q", locks.get(0))?, q.layout()),
+        (cpu_storage("key_cache", locks.get(1))?, key_cache.layout()),
+        (cpu_storage("value_cache", locks.get(2))?, value_cache.layout()),
+    )
 }

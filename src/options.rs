@@ -43,18 +43,18 @@ pub enum PlanChoice {
 /// Options of [`crate::paged_decode`] and its kin; `Default` is a plain causal decode of an NHD cache.
 #[derive(Clone, Debug)]
 pub struct DecodeOptions {
-    /// Factor on q·k; any finite value. `None`: `1 / sqrt(head_dim)`.
+    /// Factor on q·k; any finite value up to about 2e38 in magnitude (times a scalar K scale). `None`: `1 / sqrt(head_dim)`.
     pub softmax_scale: Option<f32>,
     /// Sliding window W: the query at position p attends positions `> p - W` only. `None`: all. At least 1.
     pub window: Option<usize>,
-    /// Scores become `c * tanh(score / c)`; c > 0.
+    /// Scores become `c * tanh(score / c)`; c from 1e-30 to 1e30.
     pub softcap: Option<f32>,
     /// One raw logit per query head, F32 `[q_heads]`, that joins the denominator and the LSE.
     pub sinks: Option<Tensor>,
     pub k_scale: KvScale,
     pub v_scale: KvScale,
     pub layout: CacheLayout,
-    /// U32 `[batch + 1]`: first query row of each sequence, for ragged batches. `None`: every sequence has `rows / batch` rows.
+    /// U32 or I32 `[batch + 1]`: first query row of each sequence, for ragged batches. `None`: every sequence has `rows / batch` rows.
     pub query_start: Option<Tensor>,
     pub plan: PlanChoice,
     /// Most tasks a sequence may be split into. `None`: the planner's own limit.

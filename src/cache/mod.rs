@@ -4,6 +4,7 @@ mod copy;
 mod form;
 mod gather;
 mod layout;
+mod overlap;
 mod pool;
 mod prefix;
 mod rows;
@@ -19,4 +20,4 @@ pub use store::{CacheConfig, LayerCache, PagedKvCache, Quantization};
 pub use tables::BatchTables;
 pub use write::reshape_and_cache;
 
-pub(crate) use form::shares_storage;
+pub(crate) use form::{check_bounds, shares_storage};

@@ -1,14 +1,15 @@
 //! From a checked call to a CPU job.
 
 use candle::backend::BackendStorage;
-use candle::{CpuStorage, DType, Layout, Result, Tensor, bail};
+use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
 use super::elements::offsets;
 use super::host::{self, cpu_storage};
+use super::locks::Locks;
 use super::shapes::{Meta, Shapes};
 use super::{CallSummary, PagedDecode};
-use crate::cache::KvDtype;
+use crate::cache::{KvDtype, check_bounds};
 use crate::case;
 use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Row, Scale};
 use crate::options::{KvScale, PlanChoice};
@@ -38,17 +39,38 @@ fn row_strides(layout: &Layout) -> Option<RowStrides> {
 
 impl PagedDecode {
     /// Attends into fresh contiguous storage of q's shape and dtype.
-    pub(crate) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, lse: Option<&mut [f32]>) -> Result<CpuStorage> {
+    pub(crate) fn attend_new(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<CpuStorage> {
         let shapes = self.shapes(q, key, value)?;
+        self.attend_fresh(&shapes, q, key, value, None)
+    }
+
+    /// [`PagedDecode::attend_new`] with the LSE `[rows, q_heads]`.
+    pub(super) fn attend_with_lse(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<(CpuStorage, Vec<f32>)> {
+        let shapes = self.shapes(q, key, value)?;
+        check_memory(shapes.rows * shapes.q_heads, size_of::<f32>())?;
+        let mut lse = vec![f32::NEG_INFINITY; shapes.rows * shapes.q_heads];
+        let out = self.attend_fresh(&shapes, q, key, value, Some(&mut lse))?;
+        Ok((out, lse))
+    }
+
+    fn attend_fresh(
+        &self,
+        shapes: &Shapes,
+        q: Operand<'_>,
+        key: Operand<'_>,
+        value: Operand<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<CpuStorage> {
         let layout = Layout::contiguous((shapes.rows, shapes.q_heads, shapes.dims.head_dim));
         let mut out = zeros(shapes.q_dtype, layout.shape().elem_count())?;
-        self.attend(&shapes, q, key, value, (&mut out, &layout), lse)?;
+        self.attend(shapes, q, key, value, (&mut out, &layout), lse)?;
         Ok(out)
     }
 
     /// Attends into `out`, which has q's shape and dtype.
     pub(super) fn attend_into(&self, out: (&mut CpuStorage, &Layout), q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<()> {
         let shapes = self.shapes(q, key, value)?;
+        check_bounds("out", out.0, out.1)?;
         self.attend(&shapes, q, key, value, out, None)
     }
 
@@ -63,12 +85,18 @@ impl PagedDecode {
     }
 
     fn shapes(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<Shapes> {
-        let [q, key, value] = [q, key, value].map(|(storage, layout)| Meta { dtype: BackendStorage::dtype(storage), layout });
-        Shapes::new(q, key, value, &self.block_tables, &self.context_lens, &self.options)
+        let [q_meta, key_meta, value_meta] =
+            [q, key, value].map(|(storage, layout)| Meta { dtype: BackendStorage::dtype(storage), layout });
+        let shapes = Shapes::new(q_meta, key_meta, value_meta, &self.block_tables, &self.context_lens, &self.options)?;
+        for (name, (storage, layout)) in [("q", q), ("key_cache", key), ("value_cache", value)] {
+            check_bounds(name, storage, layout)?;
+        }
+        Ok(shapes)
     }
 
     /// All checks of a call, and nothing else.
     pub(crate) fn check(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<()> {
+        case::check_recorder()?;
         let shapes = self.shapes(q, key, value)?;
         let rows = host::rows(&shapes, &self.context_lens, &self.options)?;
         let (storage, layout) = self.block_tables.storage_and_layout();
@@ -104,8 +132,7 @@ impl PagedDecode {
             None => (q.0, &row_strides(q.1).expect("pack_query leaves only foldable layouts")),
         };
         let sinks = options.sinks.as_ref().map(|t| read_f32("sinks", t)).transpose()?;
-        let scales = [("k_scale", &options.k_scale), ("v_scale", &options.v_scale)].map(|(name, scale)| ScaleGuard::new(name, scale));
-        let [k_scale, v_scale] = &scales;
+        let scales = Locks::of([options.k_scale.tensor(), options.v_scale.tensor()]);
         let job = Job {
             isa,
             dims: shapes.dims,
@@ -116,11 +143,15 @@ impl PagedDecode {
                 row_stride: q_strides.row,
                 head_stride: q_strides.head,
             },
-            key: KvView { data: kv_data(key.0, shapes.kv_dtype)?, strides: options.layout.key_strides(key.1), scale: k_scale.view()? },
+            key: KvView {
+                data: kv_data(key.0, shapes.kv_dtype)?,
+                strides: options.layout.key_strides(key.1),
+                scale: scale_view("k_scale", &options.k_scale, || scales.get(0))?,
+            },
             value: KvView {
                 data: kv_data(value.0, shapes.kv_dtype)?,
                 strides: options.layout.value_strides(value.1),
-                scale: v_scale.view()?,
+                scale: scale_view("v_scale", &options.v_scale, || scales.get(1))?,
             },
             table,
             rows: &rows,
@@ -242,7 +273,9 @@ fn pack_query((storage, layout): Operand<'_>) -> Result<Option<(CpuStorage, RowS
     Ok(Some((packed, RowStrides { start: 0, row: heads * dim, head: dim })))
 }
 
+/// An output of zeros, or an error where memory cannot be had (a failed allocation would end the process).
 fn zeros(dtype: DType, elements: usize) -> Result<CpuStorage> {
+    check_memory(elements, dtype.size_in_bytes())?;
     Ok(match dtype {
         DType::F32 => CpuStorage::F32(vec![0.0; elements]),
         DType::F16 => CpuStorage::F16(vec![f16::ZERO; elements]),
@@ -283,41 +316,39 @@ fn kv_data(storage: &CpuStorage, dtype: KvDtype) -> Result<KvData<'_>> {
 /// Every element of a small F32 tensor.
 pub(super) fn read_f32(name: &str, tensor: &Tensor) -> Result<Vec<f32>> {
     let (storage, layout) = tensor.storage_and_layout();
-    match cpu_storage(name, &storage)? {
-        CpuStorage::F32(data) => Ok(offsets(layout).map(|i| data[i]).collect()),
+    let storage = cpu_storage(name, &storage)?;
+    match storage {
+        CpuStorage::F32(data) => {
+            check_bounds(name, storage, layout)?;
+            Ok(offsets(layout).map(|i| data[i]).collect())
+        }
         _ => bail!("{name}: dtype {:?} is not F32", tensor.dtype()),
     }
 }
 
-/// A scale whose tensor, if it has one, stays locked for reading while the call runs.
-enum ScaleGuard<'a> {
-    Factor(f32),
-    Tensor { name: &'a str, storage: candle::StorageRef<'a>, layout: &'a Layout },
+/// The memory that an output of `elements` takes can be had; asked of the allocator where it is more than a call's usual.
+fn check_memory(elements: usize, size: usize) -> Result<()> {
+    const USUAL: usize = 1 << 28;
+    match elements.checked_mul(size) {
+        Some(bytes) if bytes <= USUAL || Vec::<u8>::new().try_reserve_exact(bytes).is_ok() => Ok(()),
+        _ => bail!("q: no memory for an output of {elements} elements"),
+    }
 }
 
-impl<'a> ScaleGuard<'a> {
-    fn new(name: &'a str, scale: &'a KvScale) -> Self {
-        match scale {
-            KvScale::None => Self::Factor(1.0),
-            KvScale::Scalar(factor) => Self::Factor(*factor),
-            KvScale::Tensor(tensor) => {
-                let (storage, layout) = tensor.storage_and_layout();
-                Self::Tensor { name, storage, layout }
-            }
-        }
-    }
-
-    fn view(&self) -> Result<Scale<'_>> {
-        let (name, storage, layout) = match self {
-            Self::Factor(factor) => return Ok(Scale::Scalar(*factor)),
-            Self::Tensor { name, storage, layout } => (name, storage, layout),
-        };
-        let (start, s) = (layout.start_offset(), layout.stride());
-        Ok(match cpu_storage(name, storage)? {
-            CpuStorage::F32(data) if layout.shape().elem_count() == 1 => Scale::Scalar(data[start]),
-            CpuStorage::F32(data) => Scale::PerToken { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
-            CpuStorage::U8(data) => Scale::Block { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
-            _ => bail!("{name}: neither F32 nor U8"),
-        })
-    }
+/// A scale as the kernels read it; `storage` gives its tensor's, where it has one.
+fn scale_view<'a>(name: &str, scale: &KvScale, storage: impl FnOnce() -> &'a Storage) -> Result<Scale<'a>> {
+    let layout = match scale {
+        KvScale::None => return Ok(Scale::Scalar(1.0)),
+        KvScale::Scalar(factor) => return Ok(Scale::Scalar(*factor)),
+        KvScale::Tensor(tensor) => tensor.layout(),
+    };
+    let storage = cpu_storage(name, storage())?;
+    check_bounds(name, storage, layout)?;
+    let (start, s) = (layout.start_offset(), layout.stride());
+    Ok(match storage {
+        CpuStorage::F32(data) if layout.shape().elem_count() == 1 => Scale::Scalar(data[start]),
+        CpuStorage::F32(data) => Scale::PerToken { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
+        CpuStorage::U8(data) => Scale::Block { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
+        _ => bail!("{name}: neither F32 nor U8"),
+    })
 }
