@@ -30,7 +30,7 @@ pub fn run(args: &Args, model: &Model) -> Result<bool> {
 }
 
 fn requests(args: &Args, model: &Model) -> Vec<Request> {
-    let count = args.requests.unwrap_or(args.batch + args.batch / 2);
+    let count = args.request_count();
     let prompts = prompts::random(count, args.context, model.config.vocab_size, args.seed);
     let stop_tokens = &model.config.eos_tokens;
     let request = |prompt| Request { prompt, max_new_tokens: args.steps, stop_tokens: stop_tokens.clone() };
