@@ -417,3 +417,41 @@ fn every_legal_call_can_be_recorded() -> Result<()> {
     assert!(case.key_cache.dims()[0] < 6, "only the pages that are read are kept");
     Ok(())
 }
+
+#[test]
+fn appends_from_many_threads_stay_apart() -> Result<()> {
+    use candle_paged_attn::AppendAndAttend;
+    use candle_paged_attn::cache::{CacheConfig, KvDtype, PagedKvCache, Quantization};
+    const STEPS: usize = 40;
+    let dims = CacheDims { pages: 16, page_size: 16, kv_heads: 2, head_dim: 32 };
+    let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Fp8, layout: None, quantization: Quantization::PerToken };
+    let cache = PagedKvCache::new(config.clone(), &CPU)?;
+    let inputs: Vec<Tensor> = (0..4).map(|_| Tensor::randn(0f32, 1., (STEPS, 3, 4, 32), &CPU)).collect::<Result<_>>()?;
+    // Sequence i owns pages 4i to 4i + 3.
+    let decode = |cache: &PagedKvCache, i: usize| -> Result<Vec<Vec<f64>>> {
+        let first = 4 * i as u32;
+        let block_tables = Tensor::new(&[[first + 3, first, first + 2]], &CPU)?;
+        let pages = [first + 3, first, first + 2].map(i64::from);
+        let step = |t: usize| {
+            let op = AppendAndAttend {
+                cache,
+                layer: 0,
+                slot_mapping: Tensor::new(&[pages[t / 16] * 16 + t as i64 % 16], &CPU)?,
+                block_tables: block_tables.clone(),
+                context_lens: Tensor::new(&[t as u32 + 1], &CPU)?,
+                options: DecodeOptions::default(),
+            };
+            let part = |at: usize, heads: usize| inputs[i].narrow(0, t, 1)?.narrow(1, at, 1)?.squeeze(1)?.narrow(1, 0, heads);
+            floats(&op.apply(&part(0, 4)?, &part(1, 2)?, &part(2, 2)?)?)
+        };
+        (0..STEPS).map(step).collect()
+    };
+    let together = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|i| (decode, &cache, i)).map(|(decode, cache, i)| scope.spawn(move || decode(cache, i))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>>>()
+    })?;
+    for (i, got) in together.into_iter().enumerate() {
+        assert_eq!(got, decode(&PagedKvCache::new(config.clone(), &CPU)?, i)?, "sequence {i}");
+    }
+    Ok(())
+}
