@@ -68,9 +68,11 @@ fn pool(criterion: &mut Criterion) {
             BatchSize::PerIteration,
         )
     });
-    group.bench_function("tables-of-256", |b| {
-        let (pool, sequences) = made(busy_pool());
-        b.iter(|| made(pool.tables(&sequences, &Device::Cpu)))
+    group.bench_function("batch-of-256", |b| {
+        let (mut pool, sequences) = made(busy_pool());
+        let appends: Vec<_> = sequences.iter().map(|&sequence| (sequence, made(pool.append(sequence, &[1])))).collect();
+        let step: Vec<_> = appends.iter().map(|(sequence, append)| (*sequence, append)).collect();
+        b.iter(|| made(pool.batch(&step, &Device::Cpu)))
     });
     group.bench_function("fork-append-free-256", |b| {
         let (mut pool, sequences) = made(busy_pool());

@@ -1,8 +1,9 @@
 //! The op: [`PagedDecode`] and the free functions around it.
 
 mod cpu;
-mod elements;
+pub(crate) mod elements;
 pub(crate) mod host;
+pub(crate) mod locks;
 mod merge;
 mod shapes;
 
@@ -11,6 +12,7 @@ use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorag
 
 pub(crate) use cpu::Operand;
 use host::cpu_storage;
+use locks::{Locks, storage_address};
 pub use merge::merge_attention_states;
 
 use crate::options::DecodeOptions;
@@ -145,14 +147,14 @@ pub fn paged_decode_with_lse(
     options: &DecodeOptions,
 ) -> Result<(Tensor, Tensor)> {
     let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
-    let q_heads = if q.rank() >= 2 { q.dims()[q.rank() - 2] } else { 0 };
-    let rows = q.dims().iter().rev().skip(2).product::<usize>();
-    let mut lse = vec![f32::NEG_INFINITY; rows.saturating_mul(q_heads)];
-    let out = with_operands(q, key_cache, value_cache, |q, key, value| {
-        op.attend_new(&op.prepare(q, key, value, None)?, q, key, value, Some(&mut lse))
+    let (out, lse) = with_operands(q, key_cache, value_cache, |q, key, value| {
+        let call = op.prepare(q, key, value, None)?;
+        let mut lse = call.empty_lse()?;
+        Ok((op.attend_new(&call, q, key, value, Some(&mut lse))?, lse))
     })?;
     let out = Tensor::from_storage(Storage::Cpu(out), q.shape().clone(), BackpropOp::none(), false);
-    Ok((out, Tensor::from_vec(lse, (rows, q_heads), q.device())?))
+    let q_heads = q.dims()[q.rank() - 2];
+    Ok((out, Tensor::from_vec(lse, (q.elem_count() / (q_heads * q.dims()[q.rank() - 1]), q_heads), q.device())?))
 }
 
 /// [`paged_decode`] into `out`: a tensor or view of q's shape and dtype whose last dim is contiguous; its other elements keep their values.
@@ -172,11 +174,14 @@ pub fn paged_decode_into(
         bail!("out: {:?} {:?}, but q is {:?} {:?}", out.dtype(), out.dims(), q.dtype(), q.dims())
     }
     shapes::check_last_contiguous("out", out.layout())?;
+    if out.layout().has_internal_overlap() {
+        bail!("out: elements of {:?} with strides {:?} share memory", out.dims(), out.layout().stride())
+    }
     let scales = [("k_scale", &options.k_scale), ("v_scale", &options.v_scale)];
     let scales = scales.iter().filter_map(|(name, scale)| scale.tensor().map(|t| (*name, t)));
     let others = [("q", q), ("key_cache", key_cache), ("value_cache", value_cache)];
     for (name, tensor) in others.into_iter().chain(scales).chain(options.sinks.iter().map(|t| ("sinks", t))) {
-        if same_storage(out, tensor) {
+        if storage_address(out) == storage_address(tensor) {
             bail!("out: shares its storage with {name}")
         }
     }
@@ -210,12 +215,12 @@ impl InplaceOp2 for Into<'_> {
     }
 
     fn cpu_fwd(&self, out: &mut CpuStorage, out_layout: &Layout, q: &CpuStorage, q_layout: &Layout) -> Result<()> {
-        let (key, key_layout) = self.key_cache.storage_and_layout();
-        let (value, value_layout) = self.value_cache.storage_and_layout();
-        let key = (cpu_storage("key_cache", &key)?, key_layout);
-        let value = (cpu_storage("value_cache", &value)?, value_layout);
+        let locks = Locks::new([self.key_cache, self.value_cache]);
+        let key = (cpu_storage("key_cache", locks.get(0))?, self.key_cache.layout());
+        let value = (cpu_storage("value_cache", locks.get(1))?, self.value_cache.layout());
         let q = (q, q_layout);
-        self.op.attend(&self.op.prepare(q, key, value, Some(out_layout))?, q, key, value, (out, out_layout), None)
+        let call = self.op.prepare(q, key, value, Some((out, out_layout)))?;
+        self.op.attend(&call, q, key, value, (out, out_layout), None)
     }
 
     fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<()> {
@@ -239,17 +244,10 @@ fn with_operands<T>(
             bail!("{name}: on {:?}; this build has no kernel for that device", tensor.device().location())
         }
     }
-    let ((q, q_layout), (key, key_layout), (value, value_layout)) =
-        (q.storage_and_layout(), key_cache.storage_and_layout(), value_cache.storage_and_layout());
-    f((cpu_storage("q", &q)?, q_layout), (cpu_storage("key_cache", &key)?, key_layout), (cpu_storage("value_cache", &value)?, value_layout))
-}
-
-/// Whether two tensors are views of one allocation on the CPU.
-fn same_storage(a: &Tensor, b: &Tensor) -> bool {
-    // Locked one after the other: holding both would deadlock against a writer that waits in between.
-    let address = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
-        Storage::Cpu(storage) => Some(std::ptr::from_ref(storage).addr()),
-        _ => None,
-    };
-    address(a).is_some_and(|a| address(b) == Some(a))
+    let locks = Locks::new([q, key_cache, value_cache]);
+    f(
+        (cpu_storage("q", locks.get(0))?, q.layout()),
+        (cpu_storage("key_cache", locks.get(1))?, key_cache.layout()),
+        (cpu_storage("value_cache", locks.get(2))?, value_cache.layout()),
+    )
 }

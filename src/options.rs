@@ -44,11 +44,11 @@ pub enum PlanChoice {
 /// [`crate::cache::PagedKvCache::decode_options`] for a cache's own).
 #[derive(Clone, Debug)]
 pub struct DecodeOptions {
-    /// Factor on q·k; any finite value. `None`: `1 / sqrt(head_dim)`.
+    /// Factor on q·k; any finite value up to about 2e38 in magnitude (times a scalar K scale). `None`: `1 / sqrt(head_dim)`.
     pub softmax_scale: Option<f32>,
     /// Sliding window W: the query at position p attends positions `> p - W` only. `None`: all. At least 1.
     pub window: Option<usize>,
-    /// Scores become `c * tanh(score / c)`; c > 0.
+    /// Scores become `c * tanh(score / c)`; c from 1e-30 to 1e30.
     pub softcap: Option<f32>,
     /// One raw logit per query head, F32 `[q_heads]`, that joins the denominator and the LSE.
     pub sinks: Option<Tensor>,

@@ -265,7 +265,7 @@ fn reshape(file: &mut File, rng: &mut StdRng) {
                 *next = next.wrapping_mul(dim);
             }
         }
-        3 => entry.shape = vec![entry.shape.iter().fold(1, |n, dim| n.wrapping_mul(*dim))],
+        3 => entry.shape = vec![entry.shape.iter().fold(1, |n: u64, &dim| n.wrapping_mul(dim))],
         _ if entry.shape.len() >= 2 => {
             let (from, to) = (rng.random_range(0..entry.shape.len()), rng.random_range(0..entry.shape.len()));
             let factor = [2, 4, 16][rng.random_range(0..3)];

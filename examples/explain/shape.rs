@@ -122,6 +122,7 @@ pub struct Shape {
 impl ShapeArgs {
     /// The shape on `arch`: the named workload or the defaults, changed by what was given.
     pub fn resolve(&self, arch: &Arch) -> Result<Shape> {
+        self.check_sizes()?;
         let base = self.shape.as_deref().map(workloads::find).transpose()?;
         let base = base.as_ref();
         let context_lens = self.context_lens(base)?;
@@ -157,6 +158,18 @@ impl ShapeArgs {
             workgroup_budget: self.workgroup_budget,
             plan_free: self.plan_free || base.is_some_and(|w| w.plan_free),
         })
+    }
+
+    /// Refuses sizes whose plan no memory holds and no picture shows.
+    fn check_sizes(&self) -> Result<()> {
+        const MOST: usize = 1 << 16;
+        let sizes = [("batch", self.batch), ("query-len", self.query_len), ("q-heads", self.q_heads), ("kv-heads", self.kv_heads)];
+        for (name, size) in sizes {
+            if size.is_some_and(|size| size > MOST) {
+                bail!("--{name}: {} is more than {MOST}", size.unwrap_or(0))
+            }
+        }
+        Ok(())
     }
 
     fn scale_mode(&self, kv: KvDtype, base: Option<&Workload>) -> ScaleMode {

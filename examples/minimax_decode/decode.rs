@@ -32,7 +32,7 @@ pub fn run(args: &Args, model: &Model) -> Result<bool> {
 fn requests(args: &Args, model: &Model) -> Result<Vec<Request>> {
     let (tokens, most) = (args.context.saturating_add(args.steps), model.config.max_positions);
     ensure!(tokens <= most, "--context, --steps: {tokens} tokens, but max_position_embeddings is {most}");
-    let count = args.requests.unwrap_or(args.batch.saturating_add(args.batch / 2));
+    let count = args.request_count();
     let prompts = prompts::random(count, args.context, model.config.vocab_size, args.seed);
     let stop_tokens = &model.config.eos_tokens;
     let request = |prompt| Request { prompt, max_new_tokens: args.steps, stop_tokens: stop_tokens.clone() };

@@ -2,7 +2,9 @@
 
 use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 
+use super::overlap::overlap;
 use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
+use crate::op::locks::storage_address;
 use crate::options::KvScale;
 
 /// A layer's tensors on the CPU, known to agree with each other and to lie within their storages.
@@ -58,11 +60,7 @@ impl<'a> LayerForm<'a> {
             check_tensor(op, name, cache)?;
             check_last_dim(name, cache.layout())?;
         }
-        let same = std::ptr::eq(storage_address(&layer.key), storage_address(&layer.value));
-        if same && dims.pages > 0 && layer.key.layout().start_offset() == layer.value.layout().start_offset() {
-            bail!("value_cache: is the same memory as key_cache")
-        }
-        Ok(Self {
+        let form = Self {
             dims,
             dtype,
             key: Side {
@@ -75,7 +73,22 @@ impl<'a> LayerForm<'a> {
                 strides: layout.value_strides(layer.value.layout()),
                 scale: scale_form(op, "v_scale", &layer.v_scale, dims, dtype)?,
             },
-        })
+        };
+        form.check_apart()?;
+        Ok(form)
+    }
+
+    /// Refuses tensors that have an element in common: a write to one would change the other.
+    fn check_apart(&self) -> Result<()> {
+        let tensors: Vec<_> = self.tensors().collect();
+        for (i, (name, tensor)) in tensors.iter().enumerate() {
+            for (other_name, other) in &tensors[..i] {
+                if storage_address(tensor) == storage_address(other) && overlap(tensor.layout(), other.layout()) {
+                    bail!("{name}: is the same memory as {other_name}, in part at least")
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Every tensor that has pages, with its name.
@@ -143,7 +156,7 @@ fn check_tensor(op: &str, name: &str, tensor: &Tensor) -> Result<()> {
 }
 
 /// Refuses a layout that reaches past its storage.
-pub(super) fn check_bounds(name: &str, storage: &CpuStorage, layout: &Layout) -> Result<()> {
+pub(crate) fn check_bounds(name: &str, storage: &CpuStorage, layout: &Layout) -> Result<()> {
     if layout.dims().contains(&0) {
         return Ok(());
     }
@@ -176,13 +189,10 @@ fn storage_len(storage: &CpuStorage) -> Result<usize> {
         CpuStorage::BF16(data) => data.len(),
         CpuStorage::F32(data) => data.len(),
         CpuStorage::I64(data) => data.len(),
+        CpuStorage::U32(data) => data.len(),
+        CpuStorage::I32(data) => data.len(),
         other => bail!("dtype {:?} is not one a cache or its input has", candle::backend::BackendStorage::dtype(other)),
     })
-}
-
-/// Where a tensor's storage lives: equal for tensors that share it, whatever their views.
-pub(super) fn storage_address(tensor: &Tensor) -> *const Storage {
-    std::ptr::from_ref(&*tensor.storage_and_layout().0)
 }
 
 /// Whether `storage` is the one behind `tensor`.

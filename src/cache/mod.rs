@@ -5,6 +5,7 @@ mod copy;
 mod form;
 mod gather;
 mod layout;
+mod overlap;
 mod pool;
 mod prefix;
 mod rows;
@@ -19,4 +20,4 @@ pub use pool::{Append, NO_PAGE, PagePool, SeqId};
 pub use store::{CacheConfig, LayerCache, PagedKvCache, Quantization};
 pub use write::reshape_and_cache;
 
-pub(crate) use form::shares_storage;
+pub(crate) use form::{check_bounds, shares_storage};

@@ -10,20 +10,28 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle::{Result, bail};
 
 use super::prefix::{NodeId, Parent, PrefixIndex};
 
-/// A sequence of a [`PagePool`]. Never given out twice by one pool.
+/// A sequence of a [`PagePool`]. Never given out twice in one process; to any other pool it is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SeqId(u64);
+pub struct SeqId {
+    /// Which pool of the process gave it out: no other pool takes it for one of its own.
+    pool: u64,
+    number: u64,
+}
 
 impl fmt::Display for SeqId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.number.fmt(f)
     }
 }
+
+/// Pools made by this process so far.
+static POOLS: AtomicU64 = AtomicU64::new(0);
 
 /// Stands in a table where a sequence has no page: past its end, or evicted behind a sliding window. Never a valid page id.
 pub const NO_PAGE: u32 = u32::MAX;
@@ -53,7 +61,7 @@ pub struct PagePool {
     cached: BTreeMap<u64, u32>,
     index: PrefixIndex,
     sequences: HashMap<SeqId, Sequence>,
-    next_sequence: u64,
+    next_sequence: SeqId,
     clock: u64,
 }
 
@@ -90,14 +98,20 @@ impl PagePool {
         if pages > i32::MAX as usize || pages.checked_mul(page_size).is_none_or(|slots| slots > i64::MAX as usize) {
             bail!("pages: page ids are 31-bit and slots 63-bit, got {pages} pages of {page_size}")
         }
+        let (mut entries, mut free) = (Vec::new(), Vec::new());
+        if entries.try_reserve_exact(pages).is_err() || free.try_reserve_exact(pages).is_err() {
+            bail!("pages: no memory for the book-keeping of {pages} pages")
+        }
+        entries.resize(pages, Page::default());
+        free.extend((0..pages as u32).rev());
         Ok(Self {
             page_size,
-            pages: vec![Page::default(); pages],
-            free: (0..pages as u32).rev().collect(),
+            pages: entries,
+            free,
             cached: BTreeMap::new(),
             index: PrefixIndex::new(Default::default()),
             sequences: HashMap::new(),
-            next_sequence: 0,
+            next_sequence: SeqId { pool: POOLS.fetch_add(1, Ordering::Relaxed), number: 0 },
             clock: 0,
         })
     }
@@ -307,8 +321,8 @@ impl PagePool {
     }
 
     fn insert(&mut self, sequence: Sequence) -> SeqId {
-        let id = SeqId(self.next_sequence);
-        self.next_sequence += 1;
+        let id = self.next_sequence;
+        self.next_sequence.number += 1;
         self.sequences.insert(id, sequence);
         id
     }

@@ -5,6 +5,7 @@ use candle::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 use super::form::{LayerForm, Side, shares_storage};
 use super::rows::{Source, StoredRows, encode, put_row};
 use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
+use crate::op::locks::Locks;
 
 const OP: &str = "reshape_and_cache";
 
@@ -24,9 +25,11 @@ const OP: &str = "reshape_and_cache";
 /// Cache tensors may be strided views (K and V of one `[pages, 2, ..]` tensor). Everything is checked before the first byte is written:
 /// shapes, dtypes, slots, and that k, v share no storage with the cache; on an error the cache is as it was.
 pub fn reshape_and_cache(k: &Tensor, v: &Tensor, slot_mapping: &Tensor, cache: &LayerCache, layout: CacheLayout) -> Result<()> {
-    let ((k, k_layout), (v, v_layout)) = (k.storage_and_layout(), v.storage_and_layout());
-    match (&*k, &*v) {
-        (Storage::Cpu(k), Storage::Cpu(v)) => reshape_and_cache_storage((k, k_layout), (v, v_layout), slot_mapping, cache, layout),
+    let locks = Locks::new([k, v]);
+    match (locks.get(0), locks.get(1)) {
+        (Storage::Cpu(k_data), Storage::Cpu(v_data)) => {
+            reshape_and_cache_storage((k_data, k.layout()), (v_data, v.layout()), slot_mapping, cache, layout)
+        }
         _ => bail!("{OP}: there is no kernel for devices other than the CPU yet (k or v is on one)"),
     }
 }

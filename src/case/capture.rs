@@ -10,6 +10,7 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, 
 use super::Case;
 use crate::cache::KvDtype;
 use crate::op::Operand;
+use crate::op::locks::Locks;
 use crate::options::{DecodeOptions, KvScale};
 
 impl Case {
@@ -31,8 +32,9 @@ impl Case {
         let tensors = [q, key_cache, value_cache].map(|t| t.to_device(&Device::Cpu));
         let [q, key, value] = tensors;
         let (q, key, value) = (q?, key?, value?);
-        let (q, key, value) = (q.storage_and_layout(), key.storage_and_layout(), value.storage_and_layout());
-        capture((cpu(&q.0)?, q.1), (cpu(&key.0)?, key.1), (cpu(&value.0)?, value.1), block_tables, context_lens, options)
+        let locks = Locks::new([&q, &key, &value]);
+        let operands = ((cpu(locks.get(0))?, q.layout()), (cpu(locks.get(1))?, key.layout()), (cpu(locks.get(2))?, value.layout()));
+        capture(operands.0, operands.1, operands.2, block_tables, context_lens, options)
     }
 }
 
@@ -166,8 +168,8 @@ fn query_lens(q: &Layout, batch: usize, query_start: Option<&Tensor>) -> Option<
         let rows = q.dims()[..q.dims().len().checked_sub(2)?].iter().product::<usize>();
         return Some(vec![rows.checked_div(batch).unwrap_or(0); batch]);
     };
-    let starts = query_start.to_vec1::<u32>().ok()?;
-    let lens: Option<Vec<_>> = starts.windows(2).map(|pair| Some(pair[1].checked_sub(pair[0])? as usize)).collect();
+    let starts = query_start.to_dtype(DType::I64).ok()?.to_vec1::<i64>().ok()?;
+    let lens: Option<Vec<_>> = starts.windows(2).map(|pair| usize::try_from(pair[1].checked_sub(pair[0])?).ok()).collect();
     lens.filter(|lens| lens.len() == batch)
 }
 

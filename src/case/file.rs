@@ -28,7 +28,7 @@ const TENSORS: &[(&str, &[DType])] = &[
     ("key_block_scale", &[DType::U8]),
     ("value_block_scale", &[DType::U8]),
     ("sinks", &[DType::F32]),
-    ("query_start", &[DType::U32]),
+    ("query_start", INDICES),
     ("work_info", &[DType::I32]),
     ("reduce_info", &[DType::I32]),
     ("expected", FLOATS),

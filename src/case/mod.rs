@@ -8,7 +8,7 @@ mod capture;
 mod file;
 mod record;
 
-pub(crate) use record::maybe_record;
+pub(crate) use record::{check_recorder, maybe_record};
 
 use candle::{DType, Device, Result, Tensor, bail};
 
@@ -29,7 +29,7 @@ use crate::plan::DecodePlan;
 /// | `k_scale`, `v_scale` (optional) | F32, one element or `[pages, kv_heads, page_size]` |
 /// | `key_block_scale`, `value_block_scale` (MXFP4) | U8 (E8M0) |
 /// | `sinks` (optional) | F32 |
-/// | `query_start` (optional) | U32 |
+/// | `query_start` (optional) | U32, I32 |
 /// | `work_info`, `reduce_info` (with plan `given`) | I32 |
 /// | `expected` (optional) | F32, F16, BF16 |
 ///

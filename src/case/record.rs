@@ -35,6 +35,14 @@ pub(crate) fn maybe_record(
     }
 }
 
+/// Refuses a directory to record into that cannot be made: what [`maybe_record`] would find, before anything changes.
+pub(crate) fn check_recorder() -> Result<()> {
+    match &*RECORDER {
+        None => Ok(()),
+        Some(recorder) => create(&recorder.directory),
+    }
+}
+
 struct Recorder {
     directory: PathBuf,
     /// Tells this process from others that share the directory, earlier ones with the same id among them.

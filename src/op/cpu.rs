@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use candle::backend::BackendStorage;
-use candle::{CpuStorage, DType, Layout, Result, Tensor, bail};
+use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
 use super::elements::offsets;
 use super::host::{self, cpu_storage};
+use super::locks::Locks;
 use super::shapes::{Meta, Shapes};
 use super::{CallSummary, PagedDecode};
-use crate::cache::KvDtype;
+use crate::cache::{KvDtype, check_bounds};
 use crate::case;
 use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Row, Scale};
 use crate::options::{KvScale, PlanChoice};
@@ -51,6 +52,13 @@ impl Prepared {
         CallSummary { selection: self.selection, tasks: self.plan.tasks() }
     }
 
+    /// An LSE of -inf for every row and head.
+    pub(super) fn empty_lse(&self) -> Result<Vec<f32>> {
+        let elements = self.shapes.rows * self.shapes.q_heads;
+        check_memory(elements, size_of::<f32>())?;
+        Ok(vec![f32::NEG_INFINITY; elements])
+    }
+
     /// Contiguous `[rows, q_heads, head_dim]`.
     fn output_layout(&self) -> Layout {
         Layout::contiguous((self.shapes.rows, self.shapes.q_heads, self.shapes.dims.head_dim))
@@ -58,16 +66,21 @@ impl Prepared {
 }
 
 impl PagedDecode {
-    /// All that is decided before anything is computed: every check, the plan, the kernel. `out` is the output's layout, where it is given.
-    pub(crate) fn prepare(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, out: Option<&Layout>) -> Result<Prepared> {
+    /// All that is decided before anything is computed: every check, the plan, the kernel. `out` is the output, where it is given.
+    pub(crate) fn prepare(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, out: Option<Operand<'_>>) -> Result<Prepared> {
+        case::check_recorder()?;
         let [query, keys, values] = [q, key, value].map(|(storage, layout)| Meta { dtype: BackendStorage::dtype(storage), layout });
         let shapes = Shapes::new(query, keys, values, &self.block_tables, &self.context_lens, &self.options)?;
+        let operands = [("q", q), ("key_cache", key), ("value_cache", value)].into_iter().chain(out.map(|out| ("out", out)));
+        for (name, (storage, layout)) in operands {
+            check_bounds(name, storage, layout)?;
+        }
         let rows = host::rows(&shapes, &self.context_lens, &self.options)?;
         let (storage, layout) = self.block_tables.storage_and_layout();
         let table = host::page_table(&shapes, cpu_storage("block_tables", &storage)?, layout)?;
         host::check_pages(&shapes, &rows, &table, self.options.window)?;
         let plan = self.plan(&shapes, &rows)?;
-        let like_query = out.is_none_or(|out| out.stride() == q.1.stride());
+        let like_query = out.is_none_or(|(_, layout)| layout.stride() == q.1.stride());
         let selection = registry::select(&self.problem(&shapes, &rows, &plan, like_query), &Arch::host()?)?;
         Ok(Prepared { shapes, rows, plan, selection })
     }
@@ -110,15 +123,17 @@ impl PagedDecode {
             }
         };
         let sinks = options.sinks.as_ref().map(|t| read_f32("sinks", t)).transpose()?;
-        let (k_scale, v_scale) = (ScaleGuard::new("k_scale", &options.k_scale), ScaleGuard::new("v_scale", &options.v_scale));
+        let scales = Locks::of([options.k_scale.tensor(), options.v_scale.tensor()]);
+        let k_scale = scale_view("k_scale", &options.k_scale, || scales.get(0))?;
+        let v_scale = scale_view("v_scale", &options.v_scale, || scales.get(1))?;
         let view = |storage, strides, scale| Ok::<_, candle::Error>(KvView { data: kv_data(storage, shapes.kv_dtype)?, strides, scale });
         let job = Job {
             isa,
             dims: shapes.dims,
             q_heads: shapes.q_heads,
             query: QueryView { data: query_data(query)?, start: strides.start, row_stride: strides.row, head_stride: strides.head },
-            key: view(key.0, options.layout.key_strides(key.1), k_scale.view()?)?,
-            value: view(value.0, options.layout.value_strides(value.1), v_scale.view()?)?,
+            key: view(key.0, options.layout.key_strides(key.1), k_scale)?,
+            value: view(value.0, options.layout.value_strides(value.1), v_scale)?,
             table: host::page_table(shapes, cpu_storage("block_tables", &table)?, table_layout)?,
             rows: &call.rows,
             per_head: shapes.per_head,
@@ -230,7 +245,9 @@ fn gather_query((storage, layout): Operand<'_>) -> Result<CpuStorage> {
     })
 }
 
+/// An output of zeros, or an error where memory cannot be had (a failed allocation would end the process).
 fn zeros(dtype: DType, elements: usize) -> Result<CpuStorage> {
+    check_memory(elements, dtype.size_in_bytes())?;
     Ok(match dtype {
         DType::F32 => CpuStorage::F32(vec![0.0; elements]),
         DType::F16 => CpuStorage::F16(vec![f16::ZERO; elements]),
@@ -271,41 +288,39 @@ fn kv_data(storage: &CpuStorage, dtype: KvDtype) -> Result<KvData<'_>> {
 /// Every element of a small F32 tensor.
 pub(super) fn read_f32(name: &str, tensor: &Tensor) -> Result<Vec<f32>> {
     let (storage, layout) = tensor.storage_and_layout();
-    match cpu_storage(name, &storage)? {
-        CpuStorage::F32(data) => Ok(offsets(layout).map(|i| data[i]).collect()),
+    let storage = cpu_storage(name, &storage)?;
+    match storage {
+        CpuStorage::F32(data) => {
+            check_bounds(name, storage, layout)?;
+            Ok(offsets(layout).map(|i| data[i]).collect())
+        }
         _ => bail!("{name}: dtype {:?} is not F32", tensor.dtype()),
     }
 }
 
-/// A scale whose tensor, if it has one, stays locked for reading while the call runs.
-enum ScaleGuard<'a> {
-    Factor(f32),
-    Tensor { name: &'a str, storage: candle::StorageRef<'a>, layout: &'a Layout },
+/// The memory that an output of `elements` takes can be had; asked of the allocator where it is more than a call's usual.
+fn check_memory(elements: usize, size: usize) -> Result<()> {
+    const USUAL: usize = 1 << 28;
+    match elements.checked_mul(size) {
+        Some(bytes) if bytes <= USUAL || Vec::<u8>::new().try_reserve_exact(bytes).is_ok() => Ok(()),
+        _ => bail!("q: no memory for an output of {elements} elements"),
+    }
 }
 
-impl<'a> ScaleGuard<'a> {
-    fn new(name: &'a str, scale: &'a KvScale) -> Self {
-        match scale {
-            KvScale::None => Self::Factor(1.0),
-            KvScale::Scalar(factor) => Self::Factor(*factor),
-            KvScale::Tensor(tensor) => {
-                let (storage, layout) = tensor.storage_and_layout();
-                Self::Tensor { name, storage, layout }
-            }
-        }
-    }
-
-    fn view(&self) -> Result<Scale<'_>> {
-        let (name, storage, layout) = match self {
-            Self::Factor(factor) => return Ok(Scale::Scalar(*factor)),
-            Self::Tensor { name, storage, layout } => (name, storage, layout),
-        };
-        let (start, s) = (layout.start_offset(), layout.stride());
-        Ok(match cpu_storage(name, storage)? {
-            CpuStorage::F32(data) if layout.shape().elem_count() == 1 => Scale::Scalar(data[start]),
-            CpuStorage::F32(data) => Scale::PerToken { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
-            CpuStorage::U8(data) => Scale::Block { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
-            _ => bail!("{name}: neither F32 nor U8"),
-        })
-    }
+/// A scale as the kernels read it; `storage` gives its tensor's, where it has one.
+fn scale_view<'a>(name: &str, scale: &KvScale, storage: impl FnOnce() -> &'a Storage) -> Result<Scale<'a>> {
+    let layout = match scale {
+        KvScale::None => return Ok(Scale::Scalar(1.0)),
+        KvScale::Scalar(factor) => return Ok(Scale::Scalar(*factor)),
+        KvScale::Tensor(tensor) => tensor.layout(),
+    };
+    let storage = cpu_storage(name, storage())?;
+    check_bounds(name, storage, layout)?;
+    let (start, s) = (layout.start_offset(), layout.stride());
+    Ok(match storage {
+        CpuStorage::F32(data) if layout.shape().elem_count() == 1 => Scale::Scalar(data[start]),
+        CpuStorage::F32(data) => Scale::PerToken { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
+        CpuStorage::U8(data) => Scale::Block { data, start, page_stride: s[0], head_stride: s[1], token_stride: s[2] },
+        _ => bail!("{name}: neither F32 nor U8"),
+    })
 }

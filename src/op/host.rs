@@ -4,6 +4,7 @@ use candle::{CpuStorage, Layout, Result, Storage, Tensor, bail};
 
 use super::elements::offsets;
 use super::shapes::Shapes;
+use crate::cache::check_bounds;
 use crate::cpu::{Ids, PageTable, Row};
 use crate::options::DecodeOptions;
 
@@ -18,8 +19,10 @@ pub(crate) fn cpu_storage<'a>(name: &str, storage: &'a Storage) -> Result<&'a Cp
 /// Every element of a small U32 or I32 tensor, in row-major order.
 fn read_integers(name: &str, tensor: &Tensor) -> Result<Vec<i64>> {
     let (storage, layout) = tensor.storage_and_layout();
+    let storage = cpu_storage(name, &storage)?;
+    check_bounds(name, storage, layout)?;
     let read = |get: &dyn Fn(usize) -> i64| offsets(layout).map(get).collect();
-    match cpu_storage(name, &storage)? {
+    match storage {
         CpuStorage::U32(data) => Ok(read(&|i| i64::from(data[i]))),
         CpuStorage::I32(data) => Ok(read(&|i| i64::from(data[i]))),
         _ => bail!("{name}: dtype {:?} is not U32 or I32", tensor.dtype()),
@@ -90,6 +93,7 @@ pub(crate) fn page_table<'a>(shapes: &Shapes, storage: &'a CpuStorage, layout: &
         CpuStorage::I32(ids) => Ids::I32(ids),
         other => bail!("block_tables: dtype {:?} is not U32 or I32", candle::backend::BackendStorage::dtype(other)),
     };
+    check_bounds("block_tables", storage, layout)?;
     let s = layout.stride();
     let (head_stride, column_stride) = if shapes.per_head { (s[1], s[2]) } else { (0, s[1]) };
     Ok(PageTable { ids, start: layout.start_offset(), sequence_stride: s[0], head_stride, column_stride })

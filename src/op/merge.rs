@@ -25,7 +25,7 @@ pub fn merge_attention_states(outs: &[Tensor], lses: &[Tensor]) -> Result<(Tenso
     let dim = first.dims().last().copied().unwrap_or(0);
     let states = outs.iter().map(values).collect::<Result<Vec<_>>>()?;
     let logs = lses.iter().map(|lse| read_f32("lses", lse)).collect::<Result<Vec<_>>>()?;
-    let rows = first.elem_count().checked_div(dim).unwrap_or(0);
+    let rows = lses[0].elem_count();
     let mut out = vec![0f32; rows * dim];
     let mut lse = vec![f32::NEG_INFINITY; rows];
     for row in 0..rows {

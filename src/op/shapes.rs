@@ -10,6 +10,9 @@ use crate::registry::ScaleMode;
 const MAX_HEAD_DIM: usize = 1024;
 const MAX_PAGE_SIZE: usize = 1024;
 
+/// Caps `c` for which both `c` and `1 / c` keep their accuracy in f32.
+const SOFTCAPS: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
+
 /// A tensor as validation sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct Meta<'a> {
@@ -112,6 +115,10 @@ fn query_dims(q: Meta<'_>, dims: CacheDims) -> Result<(usize, usize, Option<usiz
             q.layout.dims()
         )
     }
+    let bytes = [rows, q_heads, head_dim, size_of::<f32>()].into_iter().try_fold(1usize, usize::checked_mul);
+    if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        bail!("q: shape {:?} passes the address space", q.layout.dims())
+    }
     check_last_contiguous("q", q.layout)?;
     Ok((rows, q_heads, batch))
 }
@@ -160,7 +167,7 @@ fn check_batch(rows: usize, query_batch: Option<usize>, batch: usize, q: &Layout
             bail!("query_start: a ragged batch needs q as [rows, q_heads, head_dim], got {:?}", q.dims())
         }
         if !matches!(start.dtype(), DType::U32 | DType::I32) || start.dims() != [batch + 1] {
-            bail!("query_start: expected U32 [{}], got {:?} {:?}", batch + 1, start.dtype(), start.dims())
+            bail!("query_start: expected U32 or I32 [{}], got {:?} {:?}", batch + 1, start.dtype(), start.dims())
         }
         return Ok(());
     }
@@ -217,16 +224,17 @@ fn scale_mode(name: &str, scale: &KvScale, kv_dtype: KvDtype, dims: CacheDims) -
 /// Checks the score options; gives the softmax scale.
 fn check_scores(q_heads: usize, head_dim: usize, options: &DecodeOptions) -> Result<f32> {
     let scale = options.softmax_scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
-    if !scale.is_finite() {
-        bail!("softmax_scale: {scale} is not finite")
+    let k_scale = if let KvScale::Scalar(k_scale) = options.k_scale { k_scale } else { 1.0 };
+    if !(scale * k_scale * std::f32::consts::LOG2_E).is_finite() {
+        bail!("softmax_scale: {scale} (times a k_scale of {k_scale}) is not finite, or so large that scores are not")
     }
     if options.window == Some(0) {
         bail!("window: 0 tokens; a window has at least 1")
     }
     if let Some(cap) = options.softcap
-        && !(cap.is_finite() && cap > 0.0)
+        && !SOFTCAPS.contains(&cap)
     {
-        bail!("softcap: {cap} is not a positive number")
+        bail!("softcap: {cap} is not from {:e} to {:e}", SOFTCAPS.start(), SOFTCAPS.end())
     }
     if options.max_partitions == Some(0) {
         bail!("max_partitions: 0; a sequence has at least 1")

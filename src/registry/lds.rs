@@ -32,7 +32,9 @@ pub(super) struct Lds {
 
 impl Lds {
     pub fn total(&self) -> usize {
-        self.query + self.probabilities + self.statistics + self.page_ids + self.scales + self.values
+        [self.query, self.probabilities, self.statistics, self.page_ids, self.scales, self.values]
+            .into_iter()
+            .fold(0, usize::saturating_add)
     }
 
     /// The FP8 or 16-bit tile with `m_tiles` M-tiles and `p_slots` slots for P.

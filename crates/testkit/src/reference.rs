@@ -63,7 +63,8 @@ pub fn attention(
                 let kv_head = h / (q_heads / kv_heads);
                 let lane = if per_head { b * kv_heads + kv_head } else { b };
                 let position = lens[lane] - (end - start) as i64 + i as i64;
-                let first = options.window.map_or(0, |w| (position - w as i64 + 1).max(0));
+                let first =
+                    options.window.map_or(0, |w| position.saturating_sub(i64::try_from(w).unwrap_or(i64::MAX)).saturating_add(1).max(0));
                 let place = |t: i64| {
                     let page = tables[lane * max_pages + t as usize / page_size];
                     (page as usize, kv_head, t as usize % page_size)
