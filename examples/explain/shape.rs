@@ -169,6 +169,10 @@ impl ShapeArgs {
                 bail!("--{name}: {} is more than {MOST}", size.unwrap_or(0))
             }
         }
+        let rows = self.batch.unwrap_or(1) * self.query_len.unwrap_or(1);
+        if rows > 1 << 20 {
+            bail!("--batch, --query-len: {rows} rows of q are more than {}", 1 << 20)
+        }
         Ok(())
     }
 
