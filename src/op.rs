@@ -31,7 +31,8 @@ use crate::registry::Selection;
 /// The same inputs, plan and backend give bit-identical output whatever the number of threads.
 ///
 /// Accuracy on the CPU: F32 arithmetic, except that with a BF16, FP8 or MXFP4 cache and a BF16 or F16 q, CPUs with BF16 products round the softmax
-/// weights to BF16 (sums stay F32). [`explain_call`] says which applies.
+/// weights to BF16 (sums stay F32). [`explain_call`] says which applies. Weighted values are summed before they are divided by the weights' sum, so
+/// values above about 3e38 / context overflow.
 ///
 /// # Errors
 /// Every wrong argument is an error that names it, the offending index and the values; nothing is computed. So is a device without a kernel.

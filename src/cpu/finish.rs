@@ -76,7 +76,7 @@ impl Rows {
         }
         let (mut max, mut sum, mut factor) = (max, sum, 1.0);
         if let Some(sinks) = job.sinks {
-            let sink = sinks[place.1] * LOG2_E;
+            let sink = in_powers_of_two(sinks[place.1]);
             let top = if sink > max { sink } else { max };
             if top > f32::NEG_INFINITY {
                 factor = (max - top).exp2();
@@ -116,6 +116,11 @@ impl Rows {
             self.normalize(job, block, r, room, top, total);
         }
     }
+}
+
+/// A logit times log2(e); one that this would make infinite stays the largest float.
+fn in_powers_of_two(logit: f32) -> f32 {
+    if logit.is_finite() { (logit * LOG2_E).clamp(f32::MIN, f32::MAX) } else { logit }
 }
 
 /// Floats of a block's partial: maxima, sums, unnormalized values.

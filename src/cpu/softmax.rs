@@ -108,14 +108,14 @@ impl Softmax {
     #[inline(always)]
     unsafe fn weigh<I: Isa, A: Math>(&self, row: usize, scale: f32, base: I::V) {
         unsafe {
-            let (scale, minus) = (I::splat(scale), I::sub(I::splat(0.0), base));
+            let scale = I::splat(scale);
             let mut sum = I::load(self.sum.add(row));
             for unit in 0..self.tokens.div_ceil(A::PAIR) {
-                let first = self.weight::<I>(row, unit * A::PAIR, scale, minus, &mut sum);
+                let first = self.weight::<I>(row, unit * A::PAIR, scale, base, &mut sum);
                 let weights = if A::PAIR == 1 {
                     first
                 } else if 2 * unit + 1 < self.tokens {
-                    I::pairs(first, self.weight::<I>(row, 2 * unit + 1, scale, minus, &mut sum))
+                    I::pairs(first, self.weight::<I>(row, 2 * unit + 1, scale, base, &mut sum))
                 } else {
                     I::pairs(first, I::splat(0.0))
                 };
@@ -126,10 +126,11 @@ impl Softmax {
     }
 
     #[inline(always)]
-    unsafe fn weight<I: Isa>(&self, row: usize, t: usize, scale: I::V, minus_base: I::V, sum: &mut I::V) -> I::V {
+    unsafe fn weight<I: Isa>(&self, row: usize, t: usize, scale: I::V, base: I::V, sum: &mut I::V) -> I::V {
         unsafe {
             let s = I::load(self.scores.add(t * self.rows + row));
-            let p = exp2::<I>(I::mul_add(s, scale, minus_base));
+            // Rounded as the maximum was, so that no exponent is above 0 however large the scores: not one fused operation.
+            let p = exp2::<I>(I::sub(I::mul(s, scale), base));
             *sum = I::add(*sum, p);
             match self.value_scales {
                 None => p,
