@@ -77,6 +77,17 @@ fn the_largest_sink() -> Result<()> {
     Ok(())
 }
 
+/// Scores of -inf alone have no softmax: both the output and the LSE say so, so that merging does not drop the row.
+#[test]
+fn scores_of_minus_infinity() -> Result<()> {
+    let q = Tensor::full(f32::NEG_INFINITY, (1, 2, 8), &CPU)?;
+    let cache = Tensor::ones((1, 16, 1, 8), DType::F32, &CPU)?;
+    let (tables, lens) = (Tensor::new(&[[0u32]], &CPU)?, Tensor::new(&[16u32], &CPU)?);
+    let (out, lse) = paged_decode_with_lse(&q, &cache, &cache, &tables, &lens, &DecodeOptions::default())?;
+    assert!(floats(&out)?.iter().chain(&floats(&lse)?).all(|x| x.is_nan()));
+    Ok(())
+}
+
 /// A context of a million tokens of 8 channels on one page that repeats.
 #[test]
 fn a_million_tokens() -> Result<()> {

@@ -85,7 +85,9 @@ impl Rows {
             }
         }
         let factor = factor / sum * job.value.scale.scalar();
-        self.write(job, place, values, factor, (max + sum.log2()) * LN_2);
+        // All scores -inf: the softmax is undefined, and -inf would say that nothing was attended.
+        let lse = if sum == 0.0 { f32::NAN } else { (max + sum.log2()) * LN_2 };
+        self.write(job, place, values, factor, lse);
     }
 
     /// Writes a block that was attended in one piece.
