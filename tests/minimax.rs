@@ -149,6 +149,22 @@ fn the_check_fails_on_a_wrong_token_and_a_wrong_logit() {
 }
 
 #[test]
+fn a_bare_text_config_is_read_and_its_missing_dtype_hinted_at() {
+    let text = std::fs::read_to_string(fixture().join("config.json")).unwrap();
+    let whole = Config::from_json(&text).unwrap();
+    let mut bare = serde_json::from_str::<serde_json::Value>(&text).unwrap()["text_config"].take();
+    let args = |more: &str| Args::parse_from(format!("minimax_decode --model m --check f{more}").split(' '));
+    let config = Config::from_json(&bare.to_string()).unwrap();
+    assert_eq!(config, Config { bf16: false, ..whole.clone() });
+    assert!(minimax_decode::failed_check_hint(&args(""), &config).unwrap().contains("--rope bf16"));
+    assert!(minimax_decode::failed_check_hint(&args(" --rope f32"), &config).is_none());
+    assert!(minimax_decode::failed_check_hint(&args(""), &whole).is_none());
+    bare["torch_dtype"] = "bfloat16".into();
+    assert_eq!(Config::from_json(&bare.to_string()).unwrap(), whole);
+    assert_eq!(Config::from_json(&serde_json::json!({ "text_config": bare }).to_string()).unwrap(), whole);
+}
+
+#[test]
 fn verify_gives_the_tokens_of_token_by_token() {
     let model = random_model(2);
     let requests = requests(5, 300, 40);
@@ -266,6 +282,7 @@ fn broken_files_are_named() {
     assert!(changed("\"use_gemma_norm\": true", "\"use_gemma_norm\": false").contains("use_gemma_norm"));
     assert!(changed("\"hidden_size\": 128", "\"hidden_size\": 1e30").contains("config.json"));
     assert!(changed("\"hidden_size\": 128", "\"hidden_size\": 9223372036854775807").contains("hidden_size: 9223372036854775807"));
+    assert!(changed("\"minimax_m3_vl\"", "\"llama\"").contains("model_type: \"llama\""));
     assert!(changed("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5").contains("4 entries for num_hidden_layers 5"));
 }
 
@@ -274,10 +291,66 @@ fn the_command_line_runs_each_mode() {
     let run = |line: &str| minimax_decode::run(&Args::try_parse_from(line.split(' ')).unwrap());
     assert!(run("minimax_decode --batch 2 --context 140 --steps 12 --json").unwrap());
     assert!(run("minimax_decode --attention-only --shape review/W4 --json").unwrap());
+<<<<<<< HEAD
     let error = |line: &str| format!("{:#}", run(line).unwrap_err());
     assert!(error("minimax_decode --backend rocm").contains("rocm"));
     assert!(error("minimax_decode --page-size 64").contains("page_size: 64"));
     assert!(error("minimax_decode --steps 18446744073709551615").contains("--steps"));
     assert!(error("minimax_decode --mtp 17").contains("--mtp: 17"));
     assert!(error("minimax_decode --attention-only --shape minimax20/none").contains("none"));
+=======
+    assert!(run("minimax_decode --batch 1 --context 1 --steps 1").unwrap());
+    assert!(run("minimax_decode --chunk 1 --context 6 --steps 2 --batch 1").unwrap());
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused_before_anything_is_made() {
+    let error = |line: &str| {
+        let args = format!("minimax_decode {line}");
+        format!("{:#}", minimax_decode::run(&Args::try_parse_from(args.split(' ')).unwrap()).unwrap_err())
+    };
+    let names = |line: &str, fragments: &[&str]| {
+        let message = error(line);
+        fragments.iter().for_each(|fragment| assert!(message.contains(fragment), "{line}: {message}"));
+    };
+    names("--backend rocm", &["rocm"]);
+    names("--page-size 64", &["--page-size: 64", "128"]);
+    names("--page-size 0", &["--page-size"]);
+    names("--mtp 17", &["--mtp: 17"]);
+    names("--mtp 4 --chunk 2", &["--mtp: 4", "--chunk 2"]);
+    names("--temperature=-1", &["temperature"]);
+    for size in ["99999999999999", "18446744073709551615"] {
+        names(&format!("--steps {size}"), &["--steps", "max_position_embeddings is 65536"]);
+        names(&format!("--context {size}"), &["--context", "max_position_embeddings is 65536"]);
+        names(&format!("--batch {size}"), &["--batch", size, "memory"]);
+        names(&format!("--requests {size}"), &["requests", size, "memory"]);
+    }
+    names("--attention-only --shape minimax20/none", &["--shape", "none", "minimax20/decode-b4-q1-ctx8192-bf16"]);
+    names("--attention-only --shape minimax20", &["--shape", "minimax20/decode-b4-q1-ctx8192-bf16"]);
+    names("--attention-only", &["--shape", "review/R7", "minimax20/decode-b4-q1-ctx8192-bf16"]);
+}
+
+#[test]
+fn options_without_effect_are_refused() {
+    let refused = |line: &str, option: &str| {
+        let error = Args::try_parse_from(line.split(' ').chain(option.split(' '))).unwrap_err().to_string();
+        assert!(error.contains("cannot be used with") && error.contains(option.split(' ').next().unwrap()), "{option}: {error}");
+    };
+    for option in ["--batch 2", "--context 9", "--steps 9", "--requests 2", "--temperature 1", "--top-k 1", "--top-p 0.5"] {
+        refused("minimax_decode --attention-only --shape review/W4", option);
+        refused("minimax_decode --model m --check f", option);
+    }
+    for option in ["--mtp 2", "--chunk 9", "--page-size 16", "--dtype bf16", "--rope bf16"] {
+        refused("minimax_decode --attention-only --shape review/W4", option);
+    }
+}
+
+#[test]
+fn the_rotation_outgrows_every_cache() {
+    let workload = testkit::workloads::find("review/W4").unwrap();
+    for kind in [KvKind::Bf16, KvKind::Fp8PerToken, KvKind::Mxfp4] {
+        let times = minimax_decode::attention_only::run(&workload, kind, 0, &Device::Cpu).unwrap();
+        assert!(times.rotation_bytes() >= 1 << 30, "{kind:?}: {} caches of {} bytes", times.caches, times.kv_bytes);
+    }
+>>>>>>> polish
 }

@@ -336,5 +336,6 @@ fn a_missing_file_is_named() {
     assert!(message.contains("no/such/case.safetensors"), "{message}");
     let case = capture(&CaseSpec::default().build().unwrap()).unwrap();
     let message = case.write("no/such/case.safetensors").unwrap_err().to_string();
-    assert!(message.contains("no/such/case.safetensors"), "{message}");
+    assert!(message.starts_with("no/such/case.safetensors: "), "{message}");
+    assert!(!message.lines().next().unwrap_or_default().contains(".tmp"), "{message}");
 }

@@ -1,5 +1,6 @@
 //! The plan as bars in the terminal.
 
+use crate::count;
 use crate::timeline::{Panel, Stay, Timeline};
 
 /// Characters of the longest bar.
@@ -17,25 +18,57 @@ pub fn draw(panels: &[Panel]) -> String {
         && after.timeline.makespan() > 0
     {
         let (was, is) = (before.timeline.makespan(), after.timeline.makespan());
-        text += &format!("min-max ends after {is} tiles, proportional after {was}: {:.2}x\n", was as f64 / is as f64);
+        text += &format!("min-max ends after {}, proportional after {was}: {:.2}x\n", count(is as usize, "tile"), was as f64 / is as f64);
     }
     text
 }
 
 fn draw_panel(panel: &Panel, longest: u64) -> String {
     let timeline = &panel.timeline;
-    let (end, places, even) = (timeline.makespan(), timeline.places.len(), timeline.even());
-    let mut text = format!("{}\nends after {end} tiles on {places} places, {even:.1} if shared out evenly\n", panel.title);
-    let each = places.div_ceil(BARS).max(1);
-    // Later ends first, as a tail is what to look for.
-    let mut order: Vec<&Vec<Stay>> = timeline.places.iter().collect();
-    order.sort_by_key(|stays| std::cmp::Reverse(stays.last().map_or(0, |stay| stay.end)));
-    for (index, group) in order.chunks(each).enumerate() {
-        let end = group.first().and_then(|stays| stays.last()).map_or(0, |stay| stay.end);
-        let label = if each == 1 { format!("{index:>4}") } else { format!("{:>4}-{:<4}", index * each, index * each + group.len() - 1) };
-        text += &format!("{label} |{}| {end}\n", bar(group[0], timeline, longest));
+    let (end, places) = (count(timeline.makespan() as usize, "tile"), count(timeline.places.len(), "place"));
+    let mut text = format!("{}\nends after {end} on {places}, {:.1} if shared out evenly\n", panel.title, timeline.even());
+    let rows = merged(rows(timeline, longest));
+    let label = |row: &Row| if row.first == row.last { row.first.to_string() } else { format!("{}-{}", row.first, row.last) };
+    let width = rows.iter().map(|row| label(row).len()).max().unwrap_or(0).max(4);
+    for row in &rows {
+        text += &format!("{:>width$} |{}| {}\n", label(row), row.bar, row.end);
     }
     text + "\n"
+}
+
+/// One line: the bar of the places from `first` to `last`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Row {
+    first: usize,
+    last: usize,
+    bar: String,
+    end: u64,
+}
+
+/// The places, later ends first, as a tail is what to look for; of a group of places the one that ends last.
+fn rows(timeline: &Timeline, longest: u64) -> Vec<Row> {
+    let each = timeline.places.len().div_ceil(BARS).max(1);
+    let mut order: Vec<&Vec<Stay>> = timeline.places.iter().collect();
+    order.sort_by_key(|stays| std::cmp::Reverse(stays.last().map_or(0, |stay| stay.end)));
+    let row = |(index, group): (usize, &[&Vec<Stay>])| Row {
+        first: index * each,
+        last: index * each + group.len() - 1,
+        bar: bar(group[0], timeline, longest),
+        end: group[0].last().map_or(0, |stay| stay.end),
+    };
+    order.chunks(each).enumerate().map(row).collect()
+}
+
+/// Rows that look alike as one.
+fn merged(rows: Vec<Row>) -> Vec<Row> {
+    let mut merged: Vec<Row> = vec![];
+    for row in rows {
+        match merged.last_mut() {
+            Some(last) if (&last.bar, last.end) == (&row.bar, row.end) => last.last = row.last,
+            _ => merged.push(row),
+        }
+    }
+    merged
 }
 
 /// One place's stays, a letter a sequence, scaled so that `longest` fills the width.
@@ -49,4 +82,22 @@ fn bar(stays: &[Stay], timeline: &Timeline, longest: u64) -> String {
         text[from..column(stay.end).max(from + 1)].fill(letter);
     }
     text.into_iter().map(char::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_look_alike_are_one() {
+        let stay = |sequence, start, end| Stay { sequence, start, end };
+        let places = vec![vec![stay(0, 0, 4)], vec![stay(1, 0, 2)], vec![stay(1, 0, 2)], vec![stay(1, 0, 1), stay(2, 1, 2)]];
+        let timeline = Timeline { places, place: "a core", sequences: 3 };
+        let rows = merged(rows(&timeline, 4));
+        assert_eq!(rows.iter().map(|row| (row.first, row.last, row.end)).collect::<Vec<_>>(), [(0, 0, 4), (1, 2, 2), (3, 3, 2)]);
+        assert!(rows[1].bar.starts_with("bb") && rows[2].bar.contains('c'));
+        let one = Timeline { places: vec![vec![stay(0, 0, 1)]], place: "a core", sequences: 1 };
+        let text = draw_panel(&Panel { title: "t".into(), timeline: one }, 1);
+        assert!(text.contains("ends after 1 tile on 1 place,"), "{text}");
+    }
 }

@@ -12,10 +12,11 @@ mod timeline;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use candle_paged_attn::plan::{HostPlan, Split, TILE_TOKENS, capacity};
-use candle_paged_attn::registry::{Arch, Problem, Selection, missing_requirements, select};
+use candle_paged_attn::registry::{Arch, ArchName, Problem, Selection, missing_requirements, select};
 use clap::Parser;
 
 use shape::{Shape, ShapeArgs};
@@ -34,9 +35,18 @@ struct Args {
     svg: Option<PathBuf>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
-    let arch = Arch::from_name(&args.arch)?;
+fn main() -> ExitCode {
+    match explain(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", testkit::errors::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn explain(args: &Args) -> Result<()> {
+    let arch = Arch::from_name(&args.arch).context("--arch")?;
     let shape = args.shape.resolve(&arch)?;
     let request = shape.request();
     let slots = if shape.plan_free { request.rows() } else { capacity(&request, &arch)? };
@@ -45,19 +55,29 @@ fn main() -> Result<()> {
 
     let panels = panels(&shape, &arch, &selection)?;
     let text = format!(
-        "shape      {shape}\narch       {arch}, {} bytes of LDS or shared memory a workgroup\n{}{}\n{}",
-        arch.lds_bytes,
-        selection_text(&selection),
+        "shape      {shape}\n{}arch       {arch}{}\n{}{}\n{}",
+        shape.note().map(|note| format!("note       {note}\n")).unwrap_or_default(),
+        if is_gpu(&arch) { format!(", {} of LDS or shared memory a workgroup", count(arch.lds_bytes, "byte")) } else { String::new() },
+        selection_text(&selection, &arch),
         missing_text(&problem, &arch)?,
         draw_text::draw(&panels)
     );
     print(&text)?;
     if let Some(path) = &args.svg {
         let title = format!("{shape}\n{arch}: {}", selection.kernel);
-        draw_svg::draw(path, &title, &panels).with_context(|| format!("writing {}", path.display()))?;
+        draw_svg::draw(path, &title, shape.context_lens(), &panels).with_context(|| format!("writing {}", path.display()))?;
         print(&format!("\nwrote {}\n", path.display()))?;
     }
     Ok(())
+}
+
+fn is_gpu(arch: &Arch) -> bool {
+    !matches!(arch.name, ArchName::Cpu(_))
+}
+
+/// `1 tile`, `2 tiles`.
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 /// Prints to stdout; a reader that has left (`| head`) is no error.
@@ -68,7 +88,7 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-fn selection_text(selection: &Selection) -> String {
+fn selection_text(selection: &Selection, arch: &Arch) -> String {
     let mut flags: Vec<String> = selection.flags().names().into_iter().map(String::from).collect();
     if selection.flags().kernarg_preload > 0 {
         flags.push(format!("KERNARG_PRELOAD={}", selection.flags().kernarg_preload));
@@ -76,12 +96,17 @@ fn selection_text(selection: &Selection) -> String {
     let flags = if flags.is_empty() { "none".to_string() } else { flags.join(" ") };
     let reducer = if selection.needs_reducer() { ", then the reducer" } else { "" };
     let Selection { kernel, key, threads, lds_bytes, row_groups, reason, .. } = selection;
-    format!(
-        "kernel     {kernel}\nreason     {reason}\n\
-         launch     {threads} threads and {lds_bytes} bytes of LDS a workgroup, M-tiles {} x {row_groups} workgroups{reducer}\n\
-         flags      {flags}\n",
-        key.m_tiles
-    )
+    let launch = match is_gpu(arch) {
+        true => format!(
+            "{} and {} of LDS a workgroup, {} in each of {} a task{reducer}",
+            count(*threads, "thread"),
+            count(*lds_bytes, "byte"),
+            count(key.m_tiles, "M-tile"),
+            count(*row_groups, "workgroup")
+        ),
+        false => format!("a task is one core's work{reducer}"),
+    };
+    format!("kernel     {kernel}\nreason     {reason}\nlaunch     {launch}\nflags      {flags}\n")
 }
 
 /// What each flag that is off would need.
@@ -103,7 +128,9 @@ fn panels(shape: &Shape, arch: &Arch, selection: &Selection) -> Result<Vec<Panel
     let request = shape.request();
     let panel = |name: &str, plan: &HostPlan| {
         let longest = plan.work.iter().map(|task| task[2].abs_diff(task[1])).max().unwrap_or(0);
-        let title = format!("{name}: {} tasks in {} slots, longest {longest} tiles of {TILE_TOKENS}", plan.tasks(), plan.capacity());
+        let longest = count(longest as usize, "tile");
+        let (tasks, slots) = (count(plan.tasks(), "task"), count(plan.capacity(), "slot"));
+        let title = format!("{name}: {tasks} in {slots}, longest {longest} of {TILE_TOKENS} tokens");
         Panel { title, timeline: Timeline::new(plan, shape, arch, selection) }
     };
     if shape.plan_free {

@@ -4,13 +4,26 @@ use std::fmt;
 
 use anyhow::{Context, Result, bail};
 use candle::DType;
-use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::cache::{CacheDims, CacheLayout, KvDtype};
 use candle_paged_attn::plan::PlanRequest;
 use candle_paged_attn::registry::{Arch, Problem, ScaleMode, preferred_layout};
 use clap::{Args, ValueEnum};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use testkit::workloads::{self, Fp8Scale, Kv, Workload};
+
+use crate::count;
+
+/// Bounds of the op, and more sequences than any call has.
+const MAX_PAGE_SIZE: usize = 1024;
+const MAX_HEAD_DIM: usize = 1024;
+const MAX_BATCH: usize = 1 << 20;
+/// More than any call has, and few enough that no product overflows.
+const MAX_HEADS: usize = 1 << 16;
+const MAX_QUERY_LEN: usize = 1 << 20;
+
+/// The default batch: one long sequence beside shorter ones, where the two splits differ.
+const MIXED_CONTEXTS: [usize; 3] = [30000, 2000, 100];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvArg {
@@ -41,10 +54,11 @@ pub struct ShapeArgs {
     /// A shape of benches/workloads.json, FAMILY/NAME (minimax20/decode-b4-q1-ctx8192-bf16); options below change it
     #[arg(long, value_name = "FAMILY/NAME")]
     shape: Option<String>,
-    /// Sequences [default: the number of contexts given, else 1]
+    /// Sequences [default: the number of contexts given]
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens of each sequence, the new ones included: one for all, a list (100,2000,30000), or a range to draw from (1024-8192) [default: 8192]
+    /// Tokens of each sequence, the new ones included: one for all, a list (100,2000,30000), or a range to draw from (1024-8192)
+    /// [default: a mixed batch, or 8192 each with --batch]
     #[arg(long)]
     context: Option<String>,
     /// New tokens of each sequence [default: 1]
@@ -121,9 +135,18 @@ pub struct Shape {
 
 impl ShapeArgs {
     /// The shape on `arch`: the named workload or the defaults, changed by what was given.
+    ///
+    /// Errors name the option that no call could have.
     pub fn resolve(&self, arch: &Arch) -> Result<Shape> {
+<<<<<<< HEAD
         self.check_sizes()?;
         let base = self.shape.as_deref().map(workloads::find).transpose()?;
+=======
+        if let Some(batch) = self.batch {
+            in_range("--batch", batch, MAX_BATCH)?;
+        }
+        let base = self.shape.as_deref().map(workloads::find).transpose().context("--shape")?;
+>>>>>>> polish
         let base = base.as_ref();
         let context_lens = self.context_lens(base)?;
         let longest = context_lens.iter().copied().max().unwrap_or(0).max(1) as usize;
@@ -138,14 +161,14 @@ impl ShapeArgs {
         }
         let pick =
             |given: Option<usize>, of_workload: fn(&Workload) -> usize, default: usize| given.or(base.map(of_workload)).unwrap_or(default);
-        Ok(Shape {
+        let shape = Shape {
             name: self.shape.clone(),
             context_lens,
             query_lens: [pick(self.query_len, |w| w.query_len, 1)],
             q_heads: pick(self.q_heads, |w| w.num_q_heads, 16),
             kv_heads: pick(self.kv_heads, |w| w.num_kv_heads, 1),
             head_dim: pick(self.head_dim, |w| w.head_dim, 128),
-            page_size: pick(self.page_size, |w| w.page_size, 128).max(1),
+            page_size: pick(self.page_size, |w| w.page_size, 128),
             kv,
             scales: self.scale_mode(kv, base),
             layout: self.layout.map_or_else(|| preferred_layout(arch, kv), CacheLayout::from),
@@ -157,7 +180,9 @@ impl ShapeArgs {
             max_partitions: self.max_partitions.or(base.and_then(|w| w.max_partitions)),
             workgroup_budget: self.workgroup_budget,
             plan_free: self.plan_free || base.is_some_and(|w| w.plan_free),
-        })
+        };
+        shape.check()?;
+        Ok(shape)
     }
 
     /// Refuses sizes whose plan no memory holds and no picture shows.
@@ -195,7 +220,7 @@ impl ShapeArgs {
                 (Some(batch), Some(context)) => vec![context; batch],
                 (Some(batch), None) => Workload { batch, ..workload.clone() }.contexts(),
             },
-            (None, None) => vec![8192; self.batch.unwrap_or(1)],
+            (None, None) => self.batch.map_or(MIXED_CONTEXTS.to_vec(), |batch| vec![8192; batch]),
             (Some(text), base) => parse_context(text, self.batch.or(base.map(|w| w.batch)), self.seed)?,
         };
         lens.into_iter().map(|n| i32::try_from(n).with_context(|| format!("--context {n} is more than {} tokens", i32::MAX))).collect()
@@ -222,7 +247,69 @@ fn parse_context(text: &str, batch: Option<usize>, seed: u64) -> Result<Vec<usiz
     }
 }
 
+/// Refuses a `value` of `option` that is not from 1 to `most`.
+fn in_range(option: &str, value: usize, most: usize) -> Result<()> {
+    if value == 0 || value > most {
+        bail!("{option} {value} is not from 1 to {most}")
+    }
+    Ok(())
+}
+
 impl Shape {
+    /// Refuses what the op refuses, by the option that asks for it.
+    fn check(&self) -> Result<()> {
+        let Self { q_heads, kv_heads, head_dim, page_size, kv, scales, .. } = *self;
+        in_range("--query-len", self.query_lens[0], MAX_QUERY_LEN)?;
+        in_range("--q-heads", q_heads, MAX_HEADS)?;
+        in_range("--kv-heads", kv_heads, MAX_HEADS)?;
+        in_range("--page-size", page_size, MAX_PAGE_SIZE)?;
+        in_range("--head-dim", head_dim, MAX_HEAD_DIM)?;
+        if !head_dim.is_multiple_of(8) {
+            bail!("--head-dim {head_dim} is not a multiple of 8")
+        }
+        if !q_heads.is_multiple_of(kv_heads) {
+            bail!("--q-heads {q_heads} is not a multiple of --kv-heads {kv_heads}")
+        }
+        for (option, value) in [
+            ("--window", self.window),
+            ("--max-partitions", self.max_partitions),
+            ("--workgroup-budget", self.workgroup_budget),
+            ("--table-tokens", Some(self.table_tokens)),
+        ] {
+            if let Some(value) = value {
+                in_range(option, value, i32::MAX as usize)?;
+            }
+        }
+        let takes_scales = match kv {
+            KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => scales == ScaleMode::None,
+            KvDtype::Fp8 => matches!(scales, ScaleMode::None | ScaleMode::Scalar | ScaleMode::PerToken),
+            KvDtype::Mxfp4 => scales == ScaleMode::Block,
+        };
+        if !takes_scales {
+            bail!("--scales {}: {} cache {}", scale_name(scales), article(kv), scales_of(kv))
+        }
+        let dims = CacheDims { pages: 1, page_size, kv_heads, head_dim };
+        self.layout.check(dims, kv).with_context(|| format!("--layout {}", self.layout.name()))
+    }
+
+    /// What is legal and yet worth saying.
+    pub fn note(&self) -> Option<String> {
+        let new = self.query_lens[0];
+        let short = self.context_lens.iter().filter(|&&context| (context as usize) < new).count();
+        let is = if short == 1 { "sequence has" } else { "sequences have" };
+        (short > 0).then(|| {
+            format!(
+                "{short} {is} fewer context tokens than the {} there are: rows before the context's start attend nothing and give 0",
+                tokens(new)
+            )
+        })
+    }
+
+    /// Tokens of each sequence.
+    pub fn context_lens(&self) -> &[i32] {
+        &self.context_lens
+    }
+
     pub fn request(&self) -> PlanRequest<'_> {
         PlanRequest {
             window: self.window,
@@ -272,8 +359,44 @@ impl fmt::Display for Shape {
             ScaleMode::PerToken => " per-token scales",
             ScaleMode::Block => " block scales",
         };
-        write!(f, "{batch} x {context} tokens, {query_len} new, {} query heads on {} KV heads, ", self.q_heads, self.kv_heads)?;
+        write!(
+            f,
+            "{batch} x {context} tokens, {query_len} new, {} on {}, ",
+            count(self.q_heads, "query head"),
+            count(self.kv_heads, "KV head")
+        )?;
         write!(f, "head_dim {}, page {}, {}{scales}, {}", self.head_dim, self.page_size, self.kv.name(), self.layout.name())
+    }
+}
+
+fn tokens(new: usize) -> String {
+    if new == 1 { "1 new token".to_string() } else { format!("{new} new tokens") }
+}
+
+fn scale_name(scales: ScaleMode) -> &'static str {
+    match scales {
+        ScaleMode::None => "none",
+        ScaleMode::Scalar => "scalar",
+        ScaleMode::PerToken => "per-token",
+        ScaleMode::Block => "block",
+    }
+}
+
+fn article(kv: KvDtype) -> &'static str {
+    match kv {
+        KvDtype::F32 => "an F32",
+        KvDtype::F16 => "an F16",
+        KvDtype::Bf16 => "a BF16",
+        KvDtype::Fp8 => "an FP8",
+        KvDtype::Mxfp4 => "an MXFP4",
+    }
+}
+
+fn scales_of(kv: KvDtype) -> &'static str {
+    match kv {
+        KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => "takes no scales (fp8 does)",
+        KvDtype::Fp8 => "takes one scale or one a token",
+        KvDtype::Mxfp4 => "always has its block scales; leave --scales out",
     }
 }
 
@@ -310,6 +433,8 @@ impl From<LayoutArg> for CacheLayout {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -322,6 +447,54 @@ mod tests {
         assert_ne!(drawn, parse_context("5-9", Some(100), 8).unwrap());
         for bad in ["", "x", "1,", "9-5", "-5", "1-2-3", "1,2"] {
             assert!(parse_context(bad, Some(3), 0).is_err(), "{bad:?}");
+        }
+    }
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        shape: ShapeArgs,
+    }
+
+    fn resolve(line: &str) -> Result<Shape> {
+        let line = Line::try_parse_from(std::iter::once("explain").chain(line.split_whitespace()))?;
+        line.shape.resolve(&Arch::from_name("cpu")?)
+    }
+
+    #[test]
+    fn shapes_that_no_call_has_are_refused_by_option() {
+        for line in [
+            "--page-size 0",
+            "--page-size 2048",
+            "--batch 0",
+            "--batch 99999999999",
+            "--query-len 0",
+            "--q-heads 0",
+            "--kv-heads 0",
+            "--kv-heads 3",
+            "--head-dim 12",
+            "--head-dim 0",
+            "--window 0",
+            "--max-partitions 0",
+            "--workgroup-budget 0",
+            "--scales per-token --kv bf16",
+            "--scales none --kv mxfp4",
+            "--layout vllm --page-size 4 --kv bf16",
+            "--layout vllm --kv mxfp4",
+            "--context 99999999999999",
+            "--shape minimax20",
+        ] {
+            let error = format!("{:#}", resolve(line).err().unwrap_or_else(|| panic!("{line} was accepted")));
+            assert!(error.contains(line.split(' ').next().unwrap()), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn legal_shapes_pass_and_short_contexts_are_said() {
+        assert!(resolve("--context 0").unwrap().note().unwrap().contains("1 sequence has fewer context tokens than the 1 new token"));
+        assert!(resolve("--context 3 --query-len 8 --batch 2").unwrap().note().unwrap().contains("2 sequences have"));
+        assert!(resolve("--context 8 --query-len 8").unwrap().note().is_none());
+        for family in workloads::families().unwrap() {
+            family.workloads.iter().for_each(|w| drop(resolve(&format!("--shape {}/{}", family.name, w.name)).unwrap()));
         }
     }
 }

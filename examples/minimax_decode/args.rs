@@ -9,6 +9,10 @@ use clap::{Parser, ValueEnum};
 use super::kv::KvKind;
 use super::sampling::Sampling;
 
+/// Tokens of a verify step unless told otherwise, and at most.
+const DEFAULT_MTP_ROWS: usize = 4;
+const MOST_MTP_ROWS: usize = 16;
+
 /// Decodes MiniMax-M3 with paged attention.
 ///
 /// Without arguments: writes a small random model of the same architecture as a sharded checkpoint, loads it back, decodes a batch of
@@ -22,14 +26,14 @@ pub struct Args {
 
     /// Compares with recorded logits and greedy tokens (prompt.i, prefill_logits.i, decode_logits.i, greedy.i) and exits with 1 where
     /// they differ
-    #[arg(long, value_name = "FILE", requires = "model")]
+    #[arg(long, value_name = "FILE", requires = "model", conflicts_with_all = ["batch", "requests", "context", "steps", "seed", "temperature", "top_p", "top_k"])]
     pub check: Option<PathBuf>,
 
-    /// No model: the attention call alone on a workload of benches/workloads.json
-    #[arg(long, requires = "shape", conflicts_with_all = ["model", "check"])]
+    /// No model: the attention call alone on a workload of benches/workloads.json, over 1 GiB of caches in turn
+    #[arg(long, conflicts_with_all = ["model", "check", "dtype", "rope", "batch", "requests", "context", "steps", "mtp", "chunk", "page_size", "temperature", "top_p", "top_k"])]
     pub attention_only: bool,
 
-    /// Workload for --attention-only, such as minimax20/decode-b4-q1-ctx8192-bf16
+    /// Workload for --attention-only, such as minimax20/decode-b4-q1-ctx8192-bf16 (an unknown one gets the list)
     #[arg(long, value_name = "FAMILY/NAME", requires = "attention_only")]
     pub shape: Option<String>,
 
@@ -46,6 +50,7 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub rope: Option<ComputeType>,
 
+    /// Device that the model runs on; cuda and rocm take a build with that backend
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     pub backend: Backend,
 
@@ -65,7 +70,8 @@ pub struct Args {
     #[arg(long, default_value_t = 64)]
     pub steps: usize,
 
-    /// Tokens of a verify step: the last one and its drafts. 1 leaves the second, verifying run out [default: 4, with --check 1]
+    /// Tokens of a verify step: the last one and its drafts. 1 leaves the second, verifying run out [default: 4 or the chunk if less,
+    /// with --check 1]
     #[arg(long, value_name = "N")]
     pub mtp: Option<usize>,
 
@@ -73,7 +79,7 @@ pub struct Args {
     #[arg(long, default_value_t = 512)]
     pub chunk: usize,
 
-    /// Tokens of a page [default: the model's block size]
+    /// Tokens of a page [default: the model's block size, which sparse layers require]
     #[arg(long)]
     pub page_size: Option<usize>,
 
@@ -138,6 +144,16 @@ impl Args {
         }
     }
 
+    /// Rows of a verify step: as given, else what fits a step.
+    pub fn mtp_rows(&self) -> usize {
+        self.mtp.unwrap_or(DEFAULT_MTP_ROWS.min(self.chunk))
+    }
+
+    /// Sequences in all.
+    pub fn request_count(&self) -> usize {
+        self.requests.unwrap_or(self.batch.saturating_add(self.batch / 2))
+    }
+
     pub fn kv(&self) -> KvKind {
         self.kv.unwrap_or(KvKind::of(self.dtype()))
     }
@@ -162,8 +178,9 @@ impl Args {
         ensure!(tokens <= MOST, "--requests, --context, --steps: {tokens} tokens in all, more than {MOST}");
         ensure!(self.chunk > 0 && self.chunk <= 512, "--chunk: {} is not from 1 to 512", self.chunk);
         let mtp = self.mtp.unwrap_or(1);
-        ensure!((1..=16).contains(&mtp) && mtp <= self.chunk, "--mtp: {mtp} is not from 1 to 16 and at most the chunk");
-        Ok(())
+        ensure!((1..=MOST_MTP_ROWS).contains(&mtp), "--mtp: {mtp} is not from 1 to {MOST_MTP_ROWS}");
+        ensure!(mtp <= self.chunk, "--mtp: {mtp} is more than --chunk {}, the rows of a step", self.chunk);
+        self.sampling().check()
     }
 }
 

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 const MOST_SIZE: usize = 1 << 30;
 const MOST_PARTS: usize = 1 << 16;
 
+/// The `model_type` of the released config, and of its text config alone.
+const MODEL_TYPES: [&str; 2] = ["minimax_m3_vl", "minimax_m3"];
+
 /// MiniMax-M3's text model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -77,7 +80,11 @@ impl Config {
     pub fn from_json(text: &str) -> Result<Self> {
         let mut outer: Value = serde_json::from_str(text).context("not valid JSON")?;
         ensure!(outer.get("quantization_config").is_none_or(Value::is_null), "quantization_config: quantized weights are not supported");
-        let dtype = outer.get("torch_dtype").or(outer.get("dtype")).and_then(Value::as_str);
+        if let Some(model_type) = outer.get("model_type").and_then(Value::as_str) {
+            ensure!(MODEL_TYPES.contains(&model_type), "model_type: {model_type:?} is not supported ({})", MODEL_TYPES.join(", "));
+        }
+        let fields = [Some(&outer), outer.get("text_config")].into_iter().flatten();
+        let dtype = fields.flat_map(|config| [config.get("torch_dtype"), config.get("dtype")]).flatten().find_map(Value::as_str);
         let bf16 = dtype == Some("bfloat16");
         let inner = match outer.get_mut("text_config") {
             Some(inner) => inner.take(),

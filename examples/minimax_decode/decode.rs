@@ -1,6 +1,6 @@
 //! The main job: a batch of prompts decoded token by token, then again with multi-token verify, which must give the same tokens.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use candle::DType;
 use serde_json::json;
 
@@ -13,14 +13,11 @@ use super::report::Pass;
 use super::scheduler::{Completion, Request, serve};
 use super::serve_options;
 
-/// Tokens of a verify step unless told otherwise.
-const DEFAULT_MTP_ROWS: usize = 4;
-
 /// Decodes and reports; `false` where the two runs' tokens differ.
 pub fn run(args: &Args, model: &Model) -> Result<bool> {
-    let requests = requests(args, model)?;
+    let requests = requests(args, model);
     let (plain, plain_pass) = pass(args, model, &requests, 1)?;
-    let mtp_rows = args.mtp.unwrap_or(DEFAULT_MTP_ROWS);
+    let mtp_rows = args.mtp_rows();
     let verified = (mtp_rows > 1).then(|| pass(args, model, &requests, mtp_rows)).transpose()?;
     let difference = verified.as_ref().and_then(|(verified, _)| first_difference(&plain, verified));
     let passes: Vec<Pass> = std::iter::once(plain_pass).chain(verified.map(|(_, pass)| pass)).collect();
@@ -29,14 +26,19 @@ pub fn run(args: &Args, model: &Model) -> Result<bool> {
     Ok(difference.is_none() || !must_be_equal)
 }
 
+<<<<<<< HEAD
 fn requests(args: &Args, model: &Model) -> Result<Vec<Request>> {
     let (tokens, most) = (args.context.saturating_add(args.steps), model.config.max_positions);
     ensure!(tokens <= most, "--context, --steps: {tokens} tokens, but max_position_embeddings is {most}");
     let count = args.request_count();
     let prompts = prompts::random(count, args.context, model.config.vocab_size, args.seed);
+=======
+fn requests(args: &Args, model: &Model) -> Vec<Request> {
+    let prompts = prompts::random(args.request_count(), args.context, model.config.vocab_size, args.seed);
+>>>>>>> polish
     let stop_tokens = &model.config.eos_tokens;
     let request = |prompt| Request { prompt, max_new_tokens: args.steps, stop_tokens: stop_tokens.clone() };
-    Ok(prompts.into_iter().map(request).collect())
+    prompts.into_iter().map(request).collect()
 }
 
 fn pass(args: &Args, model: &Model, requests: &[Request], mtp_rows: usize) -> Result<(Vec<Completion>, Pass)> {
@@ -54,8 +56,11 @@ fn first_difference(plain: &[Completion], verified: &[Completion]) -> Option<Str
         at.or((a.tokens.len() != b.tokens.len()).then_some(a.tokens.len().min(b.tokens.len())))
     };
     let (sequence, at) = plain.iter().zip(verified).map(part).enumerate().find_map(|(sequence, at)| Some((sequence, at?)))?;
-    let [a, b] = [&plain[sequence], &verified[sequence]].map(|completion| completion.tokens.get(at));
-    Some(format!("sequence {sequence} parts at new token {at}: {a:?} token by token, {b:?} with multi-token verify"))
+    let [a, b] = [&plain[sequence], &verified[sequence]].map(|completion| match completion.tokens.get(at) {
+        Some(token) => token.to_string(),
+        None => "the end".to_string(),
+    });
+    Some(format!("sequence {sequence} parts at new token {at}: {a} token by token, {b} with multi-token verify"))
 }
 
 fn print(args: &Args, passes: &[Pass], difference: Option<&str>, must_be_equal: bool) {
@@ -73,4 +78,5 @@ fn print(args: &Args, passes: &[Pass], difference: Option<&str>, must_be_equal: 
         None => {}
     }
     println!("{}", passes.iter().map(Pass::summary).collect::<Vec<_>>().join("; "));
+    println!("{}", Pass::legend(passes));
 }

@@ -11,6 +11,7 @@ pub mod config;
 pub mod decode;
 pub mod indexer;
 pub mod kv;
+pub mod limits;
 pub mod meter;
 pub mod mlp;
 pub mod model;
@@ -29,7 +30,7 @@ pub mod tensors;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use candle::Device;
 use clap::Parser;
 use serde_json::json;
@@ -41,12 +42,15 @@ use model::Model;
 use progress::Progress;
 use scheduler::ServeOptions;
 
+/// For a check that fails with a config that names no dtype: see [`Args::rope`].
+const ROPE_HINT: &str = "the config names no bfloat16 torch_dtype, so RoPE's frequencies were kept in F32; if the recorded model was cast to bfloat16, try --rope bf16";
+
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", testkit::errors::chain(&error));
             ExitCode::FAILURE
         }
     }
@@ -56,21 +60,28 @@ fn main() -> ExitCode {
 pub fn run(args: &Args) -> Result<bool> {
     args.check_sizes()?;
     let device = args.backend.device()?;
-    match (&args.shape, &args.model, &args.check) {
-        (Some(shape), _, _) => run_attention(args, shape, &device),
-        (None, Some(dir), Some(file)) => run_check(args, &load(dir, args, &device)?, file),
-        (None, Some(dir), None) => decode::run(args, &load(dir, args, &device)?),
-        (None, None, _) => {
-            let dir = tempfile::tempdir()?;
-            synthetic::write(dir.path(), &synthetic::config(), args.seed)?;
-            decode::run(args, &load(dir.path(), args, &device)?)
+    if args.attention_only {
+        return run_attention(args, &device);
+    }
+    let Some(dir) = &args.model else {
+        let config = synthetic::config();
+        limits::check(args, &config)?;
+        let dir = tempfile::tempdir()?;
+        synthetic::write(dir.path(), &config, args.seed)?;
+        return decode::run(args, &load(dir.path(), config, args, &device)?);
+    };
+    let config = Config::from_dir(dir)?;
+    match &args.check {
+        Some(file) => run_check(args, &load(dir, config, args, &device)?, file),
+        None => {
+            limits::check(args, &config)?;
+            decode::run(args, &load(dir, config, args, &device)?)
         }
     }
 }
 
-/// Opens, checks and loads the checkpoint in `dir`.
-fn load(dir: &Path, args: &Args, device: &Device) -> Result<Model> {
-    let config = Config::from_dir(dir)?;
+/// Opens, checks and loads the checkpoint of `config` in `dir`.
+fn load(dir: &Path, config: Config, args: &Args, device: &Device) -> Result<Model> {
     let checkpoint = Checkpoint::open(dir, &config)?;
     if checkpoint.unused > 0 {
         eprintln!("left unread: {} tensors of the multimodal parts", checkpoint.unused);
@@ -104,18 +115,26 @@ fn run_check(args: &Args, model: &Model, file: &Path) -> Result<bool> {
     progress.finish();
     let passes = comparisons.iter().all(check::Comparison::passes);
     let rope = format!("{:?}", args.rope_dtype(model.config.bf16));
+    let hint = if passes { None } else { failed_check_hint(args, &model.config) };
     if args.json {
         let prompts: Vec<_> = comparisons.iter().map(report::comparison_json).collect();
-        println!("{}", json!({ "kv": args.kv().name(), "rope": rope, "passes": passes, "prompts": prompts }));
+        println!("{}", json!({ "kv": args.kv().name(), "rope": rope, "passes": passes, "hint": hint, "prompts": prompts }));
     } else {
         println!("RoPE frequencies in {rope}; KV in {}", args.kv().name());
         comparisons.iter().enumerate().for_each(|(index, comparison)| println!("{}", report::comparison_text(index, comparison)));
+        hint.iter().for_each(|hint| println!("hint: {hint}"));
     }
     Ok(passes)
 }
 
-fn run_attention(args: &Args, shape: &str, device: &Device) -> Result<bool> {
-    let workload = testkit::workloads::find(shape)?;
+/// What may be behind a failed check.
+pub fn failed_check_hint(args: &Args, config: &Config) -> Option<&'static str> {
+    (args.rope.is_none() && !config.bf16).then_some(ROPE_HINT)
+}
+
+fn run_attention(args: &Args, device: &Device) -> Result<bool> {
+    let shape = args.shape.as_deref().unwrap_or_default();
+    let workload = testkit::workloads::find(shape).context("--shape")?;
     let kind = args.kv.unwrap_or(attention_only::kv_kind(&workload));
     let times = attention_only::run(&workload, kind, args.seed, device)?;
     match args.json {

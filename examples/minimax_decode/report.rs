@@ -28,44 +28,59 @@ impl Pass {
         ratio(self.stats.accepted as f64, self.stats.drafted as f64)
     }
 
-    fn tokens_per_second(&self) -> f64 {
+    fn tokens_per_second(&self) -> Option<f64> {
         per_second(self.stats.decode.tokens as f64, self.stats.decode.time)
     }
 
-    fn attention_share(&self) -> f64 {
-        ratio(self.stats.decode.attention.time.as_secs_f64(), self.stats.decode.time.as_secs_f64())
+    fn attention_share(&self) -> Option<f64> {
+        per_second(self.stats.decode.attention.time.as_secs_f64(), self.stats.decode.time)
     }
 
-    fn kv_read_rate(&self) -> f64 {
+    fn kv_read_rate(&self) -> Option<f64> {
         per_second(self.stats.decode.attention.kv_bytes as f64, self.stats.decode.attention.time)
     }
 
     /// Prefill, steps and acceptance.
     pub fn details(&self) -> String {
         let Stats { prefill, decode, drafted, accepted } = &self.stats;
-        let mut text = format!(
-            "{}: {} steps with prompt chunks, {:.0} rows/s; {} decode steps, {} tokens",
-            self.name(),
-            prefill.steps,
-            per_second(prefill.rows as f64, prefill.time),
-            decode.steps,
-            decode.tokens
-        );
+        let prefill = match per_second(prefill.rows as f64, prefill.time) {
+            Some(rate) => format!("{} with prompt chunks at {rate:.0} rows/s", count(prefill.steps, "step")),
+            None => "no step with prompt chunks".to_string(),
+        };
+        let decode = match decode.steps {
+            0 => "no decode step".to_string(),
+            steps => format!("{} for {}", count(steps, "decode step"), count(decode.tokens, "token")),
+        };
+        let mut text = format!("{}: {prefill}; {decode}", self.name());
         if self.mtp_rows > 1 {
-            text += &format!("; {accepted} of {drafted} drafts accepted ({:.0}%)", 100.0 * self.acceptance());
+            text += &format!("; {accepted} of {} accepted", count(*drafted, "draft"));
+        }
+        if *drafted > 0 {
+            text += &format!(" ({:.0}%)", 100.0 * self.acceptance());
         }
         text
     }
 
     /// The figures of the decode steps.
     pub fn summary(&self) -> String {
-        format!(
-            "{}: {:.1} tokens/s, attention {:.1}% of the time, KV read at {:.2} GB/s",
-            self.name(),
-            self.tokens_per_second(),
-            100.0 * self.attention_share(),
-            self.kv_read_rate() / 1e9
-        )
+        let (Some(tokens), Some(share)) = (self.tokens_per_second(), self.attention_share()) else {
+            return format!("{}: no decode step to time", self.name());
+        };
+        let kv = self.kv_read_rate().map(|rate| format!(", KV read at {:.2} GB/s", rate / 1e9)).unwrap_or_default();
+        format!("{}: {tokens:.1} tokens/s, attention {:.1}% of the time{kv}", self.name(), 100.0 * share)
+    }
+
+    /// What the words of these passes mean.
+    pub fn legend(passes: &[Self]) -> String {
+        let mut text =
+            "rows: tokens that went through the model; a step with prompt chunks carries rows of prompts, and decoding sequences \
+                        beside them; a decode step carries decoding sequences alone, and tokens/s is theirs"
+                .to_string();
+        for pass in passes.iter().filter(|pass| pass.mtp_rows > 1) {
+            let drafts = count(pass.mtp_rows - 1, "drafted token");
+            text += &format!("; {}: multi-token verify, where a sequence's decode step is its last token and up to {drafts}", pass.name());
+        }
+        text
     }
 
     pub fn json(&self) -> Value {
@@ -115,12 +130,15 @@ pub fn comparison_json(comparison: &Comparison) -> Value {
 pub fn attention_text(shape: &str, kv: &str, times: &AttentionTimes) -> String {
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     format!(
-        "{shape} with {kv} KV: {:.1} us a call (median of {}, best {:.1}), {:.1} MB of KV read at {:.2} GB/s",
+        "{shape} with {kv} KV: {:.1} us a call (median of {}, best {:.1}), {:.1} MB of KV read at {:.2} GB/s; calls rotate over {} caches, \
+         {:.2} GiB of KV",
         micros(times.median),
         times.calls,
         micros(times.best),
         times.kv_bytes as f64 / 1e6,
-        times.read_rate() / 1e9
+        times.read_rate() / 1e9,
+        times.caches,
+        times.rotation_bytes() as f64 / f64::from(1 << 30)
     )
 }
 
@@ -132,14 +150,41 @@ pub fn attention_json(shape: &str, kv: &str, times: &AttentionTimes) -> Value {
         "median_us": times.median.as_secs_f64() * 1e6,
         "best_us": times.best.as_secs_f64() * 1e6,
         "kv_bytes": times.kv_bytes,
+        "caches": times.caches,
+        "rotation_bytes": times.rotation_bytes(),
         "kv_bytes_per_second": times.read_rate(),
     })
 }
 
-fn per_second(count: f64, time: Duration) -> f64 {
-    ratio(count, time.as_secs_f64())
+/// `None` where nothing was timed.
+fn per_second(count: f64, time: Duration) -> Option<f64> {
+    (!time.is_zero()).then(|| ratio(count, time.as_secs_f64()))
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// `1 step`, `2 steps`.
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_timed_is_no_rate() {
+        let idle = Pass { mtp_rows: 1, stats: Stats::default() };
+        assert_eq!(idle.details(), "token by token: no step with prompt chunks; no decode step");
+        assert_eq!(idle.summary(), "token by token: no decode step to time");
+        assert!(idle.json()["tokens_per_second"].is_null());
+        let decode = Phase { steps: 1, rows: 2, tokens: 2, time: Duration::from_secs(1), ..Phase::default() };
+        let stats = Stats { decode, drafted: 1, accepted: 0, ..Stats::default() };
+        let verify = Pass { mtp_rows: 2, stats };
+        assert_eq!(verify.details(), "MTP2: no step with prompt chunks; 1 decode step for 2 tokens; 0 of 1 draft accepted (0%)");
+        assert!(verify.summary().contains("2.0 tokens/s"));
+        assert!(Pass::legend(&[verify]).ends_with("up to 1 drafted token"));
+    }
 }

@@ -1,31 +1,42 @@
-//! Runs one recorded call again: `replay CASE.safetensors [--backend cpu|rocm|cuda] [--out OUT.safetensors]`.
+//! Runs one recorded call again: `replay CASE.safetensors [--backend cpu|rocm|cuda] [--out OUT.safetensors] [--expect OUT.safetensors]`.
 //!
 //! A case file holds everything that a call depends on, so it is what a bug report needs: `CANDLE_PAGED_ATTN_RECORD=DIR` makes the
-//! library write one for each call (see `candle_paged_attn::Case`). Prints one line of JSON: the kernel variant, why it was chosen, the
-//! backend, the tasks of the plan, and the largest error where the file has an `expected` tensor (null: NaN or infinity against something
-//! else). OUT gets `out` and `lse`, both F32.
+//! library write one for each call (see `candle_paged_attn::Case`). `--help` describes the line of JSON that is printed.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use candle::{DType, Device, Tensor};
+use candle_paged_attn::cache::KvDtype;
 use candle_paged_attn::{Case, explain_call};
 use clap::{Parser, ValueEnum};
 use serde_json::{Map, Value, json};
 
+/// Runs one recorded paged-attention call again and prints one line of JSON.
+///
+/// To record: run any program that uses candle-paged-attn with CANDLE_PAGED_ATTN_RECORD=DIR in its environment. Every call, so every
+/// layer of every step, leaves a file call-PROCESS-NUMBER.safetensors in DIR.
+///
+/// The JSON: variant (the kernel), reason (why it was chosen), backend, tasks (of the plan), shape (of the call: batch, query_len (null
+/// where each sequence has its own), q_heads, kv_heads, head_dim, page_size, layout, q_dtype, kv_dtype, context (the shortest and the
+/// longest, tokens; null without sequences)), max_error (against the file's expected tensor, where it has one), expect_error (against
+/// --expect, where given). Errors are the largest absolute difference; null is NaN or infinity against something else.
 #[derive(Parser)]
-#[command(name = "replay", about = "Run one recorded paged-attention call again")]
+#[command(name = "replay", verbatim_doc_comment)]
 struct Args {
-    /// The recorded call.
+    /// The recorded call
     case: PathBuf,
-    /// Where it runs.
+    /// Where it runs
     #[arg(long, value_enum, default_value = "cpu")]
     backend: Backend,
-    /// Where the output and the LSE are written, as F32 safetensors.
-    #[arg(long)]
+    /// Where the output and the LSE are written: out and lse, F32 safetensors
+    #[arg(long, value_name = "OUT.safetensors")]
     out: Option<PathBuf>,
+    /// What --out wrote in another run, to compare this run's output with
+    #[arg(long, value_name = "OUT.safetensors")]
+    expect: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,36 +70,80 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("replay: {error:#}");
+            eprintln!("replay: {}", testkit::errors::chain(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Runs the case; the line for stdout.
+/// Runs the case; the line for stdout. Errors name the file that they are about.
 fn replay(args: &Args) -> Result<Value> {
     let device = args.backend.device()?;
-    let case = Case::read(&args.case)?.to_device(&device)?;
-    let summary = explain_call(&case.q, &case.key_cache, &case.value_cache, &case.block_tables, &case.context_lens, &case.options)?;
-    let (out, lse) = case.run()?;
+    let case = Case::read(&args.case)?;
+    let expect = args.expect.as_deref().map(read_out).transpose()?;
+    let (line, out, lse) = run(&case.to_device(&device)?, args.backend, expect).with_context(|| args.case.display().to_string())?;
     if let Some(path) = &args.out {
         write(path, &out, &lse).with_context(|| path.display().to_string())?;
     }
+    Ok(line)
+}
+
+fn run(case: &Case, backend: Backend, expect: Option<Tensor>) -> Result<(Value, Tensor, Tensor)> {
+    let summary = explain_call(&case.q, &case.key_cache, &case.value_cache, &case.block_tables, &case.context_lens, &case.options)?;
+    let (out, lse) = case.run()?;
     let mut line = Map::new();
     line.insert("variant".into(), json!(summary.selection.kernel));
     line.insert("reason".into(), json!(summary.selection.reason));
-    line.insert("backend".into(), json!(args.backend.name()));
+    line.insert("backend".into(), json!(backend.name()));
     line.insert("tasks".into(), json!(summary.tasks));
-    if let Some(error) = case.max_error(&out)? {
-        line.insert("max_error".into(), json!(error.is_finite().then_some(error)));
+    line.insert("shape".into(), shape(case)?);
+    let expected = Case { expected: expect, ..case.clone() };
+    for (name, error) in [("max_error", case.max_error(&out)?), ("expect_error", expected.max_error(&out).context("--expect")?)] {
+        if let Some(error) = error {
+            line.insert(name.into(), json!(error.is_finite().then_some(error)));
+        }
     }
-    Ok(Value::Object(line))
+    Ok((Value::Object(line), out, lse))
 }
 
-fn write(path: &PathBuf, out: &Tensor, lse: &Tensor) -> Result<()> {
+/// The sizes of a call that ran.
+fn shape(case: &Case) -> Result<Value> {
+    let kv = KvDtype::of(case.key_cache.dtype())?;
+    let layout = case.options.layout;
+    let dims = layout.dims_of_key(case.key_cache.dims(), kv)?;
+    let lens = case.context_lens.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    let batch = case.context_lens.dim(0)?;
+    let (rows, q_heads) = match *case.q.dims() {
+        [batch, query_len, q_heads, _] => (batch * query_len, q_heads),
+        _ => (case.q.dim(0)?, case.q.dim(1)?),
+    };
+    let query_len = if case.options.query_start.is_some() { None } else { rows.checked_div(batch) };
+    Ok(json!({
+        "batch": batch,
+        "query_len": query_len,
+        "q_heads": q_heads,
+        "kv_heads": dims.kv_heads,
+        "head_dim": dims.head_dim,
+        "page_size": dims.page_size,
+        "layout": layout.name(),
+        "q_dtype": case.q.dtype().as_str(),
+        "kv_dtype": kv.name(),
+        "context": lens.iter().min().zip(lens.iter().max()),
+    }))
+}
+
+/// The output that another run wrote.
+fn read_out(path: &Path) -> Result<Tensor> {
+    let name = || path.display().to_string();
+    let bytes = std::fs::read(path).with_context(name)?;
+    let mut tensors = candle::safetensors::load_buffer(&bytes, &Device::Cpu).context("not a safetensors file").with_context(name)?;
+    tensors.remove("out").with_context(|| format!("{}: no tensor \"out\": --expect takes what --out wrote", path.display()))
+}
+
+fn write(path: &Path, out: &Tensor, lse: &Tensor) -> Result<()> {
     let f32 = |tensor: &Tensor| tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32);
     let tensors = HashMap::from([("out", f32(out)?), ("lse", f32(lse)?)]);
-    Ok(candle::safetensors::save(&tensors, path)?)
+    Ok(std::fs::write(path, safetensors::serialize(&tensors, None)?)?)
 }
 
 #[cfg(test)]
@@ -107,7 +162,7 @@ mod tests {
         }
 
         fn args(&self, backend: Backend) -> Args {
-            Args { case: self.0.join("case.safetensors"), backend, out: Some(self.0.join("out.safetensors")) }
+            Args { case: self.0.join("case.safetensors"), backend, out: Some(self.0.join("out.safetensors")), expect: None }
         }
     }
 
@@ -160,5 +215,58 @@ mod tests {
             let message = replay(&files.args(backend)).unwrap_err().to_string();
             assert!(message.contains("--backend") && message.contains(backend.name()), "{message}");
         }
+    }
+
+    #[test]
+    fn another_run_s_output_is_compared_with() {
+        let files = Files::new("expect");
+        let args = files.args(Backend::Cpu);
+        case(DType::F32).write(&args.case).unwrap();
+        replay(&args).unwrap();
+        let expecting = Args { expect: args.out.clone(), out: None, case: args.case.clone(), ..args };
+        assert_eq!(replay(&expecting).unwrap()["expect_error"], 0.0);
+        let (case, path) = (Case::read(&expecting.case).unwrap(), expecting.expect.as_ref().unwrap());
+        let (out, lse) = case.run().unwrap();
+        write(path, &(&out + 0.25).unwrap(), &lse).unwrap();
+        assert!((replay(&expecting).unwrap()["expect_error"].as_f64().unwrap() - 0.25).abs() < 1e-6);
+        write(path, &out.narrow(0, 0, 1).unwrap(), &lse).unwrap();
+        let message = testkit::errors::chain(&replay(&expecting).unwrap_err());
+        assert!(message.contains("--expect") && message.contains("case.safetensors") && message.contains("shape"), "{message}");
+        std::fs::write(path, "text").unwrap();
+        let message = testkit::errors::chain(&replay(&expecting).unwrap_err());
+        assert!(message.contains("out.safetensors: not a safetensors file"), "{message}");
+    }
+
+    #[test]
+    fn the_shape_is_the_call_s() {
+        let files = Files::new("shape");
+        let args = files.args(Backend::Cpu);
+        case(DType::BF16).write(&args.case).unwrap();
+        let spec = CaseSpec::default();
+        let shape = replay(&args).unwrap()["shape"].take();
+        assert_eq!((shape["batch"].clone(), shape["query_len"].clone()), (json!(2), json!(1)));
+        assert_eq!((shape["kv_heads"].clone(), shape["head_dim"].clone()), (json!(spec.kv_heads), json!(spec.head_dim)));
+        assert_eq!((shape["page_size"].clone(), shape["context"].clone()), (json!(spec.page_size), json!([3, 40])));
+        assert_eq!((shape["layout"].clone(), shape["q_dtype"].clone()), (json!("nhd"), json!("bf16")));
+    }
+
+    #[test]
+    fn every_failure_names_its_file_once() {
+        let files = Files::new("names");
+        let mut args = files.args(Backend::Cpu);
+        let message = |args: &Args| testkit::errors::chain(&replay(args).unwrap_err());
+        std::fs::write(&args.case, "no safetensors at all").unwrap();
+        assert!(message(&args).contains("case.safetensors: not a safetensors file"));
+        // A call that contradicts itself is refused when it runs.
+        let mut broken = case(DType::F32);
+        broken.block_tables = Tensor::full(9000u32, broken.block_tables.dims(), &Device::Cpu).unwrap();
+        broken.write(&args.case).unwrap();
+        let text = message(&args);
+        assert!(text.contains("case.safetensors") && text.contains("9000"), "{text}");
+        case(DType::F32).write(&args.case).unwrap();
+        args.out = Some(files.0.join("no/such/out.safetensors"));
+        let text = message(&args);
+        assert!(text.ends_with("No such file or directory (os error 2)") && text.matches("os error").count() == 1, "{text}");
+        assert!(text.starts_with(&*files.0.join("no/such/out.safetensors").to_string_lossy()), "{text}");
     }
 }

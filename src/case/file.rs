@@ -1,6 +1,7 @@
 //! The case file: safetensors with the call's tensors by name and its options as metadata strings.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -48,9 +49,8 @@ impl Case {
     /// dtype that does not belong, an unknown metadata key, a value that is not a number.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let named = |error: &dyn std::fmt::Display| candle::Error::Msg(format!("{}: {error}", path.display()));
-        let bytes = std::fs::read(path).map_err(|e| named(&e))?;
-        Self::from_bytes(&bytes).map_err(|e| named(&e))
+        let bytes = std::fs::read(path).map_err(|e| named(path, &e))?;
+        Self::from_bytes(&bytes).map_err(|e| named(path, untraced(&e)))
     }
 
     /// [`Case::read`] of a file's content. Never panics, whatever the bytes; allocates no more than they hold.
@@ -80,10 +80,13 @@ impl Case {
     /// Errors name the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let named = |error: &dyn std::fmt::Display| candle::Error::Msg(format!("{}: {error}", path.display()));
-        let tensors = self.tensors().map_err(|e| named(&e))?;
-        let metadata = self.metadata().map_err(|e| named(&e))?;
-        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| named(&e))
+        let tensors = self.tensors().map_err(|e| named(path, untraced(&e)))?;
+        let metadata = self.metadata().map_err(|e| named(path, untraced(&e)))?;
+        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| match e {
+            // Its own words name the temporary file.
+            safetensors::SafeTensorError::IoError(error) => named(path, &os_error(&error)),
+            other => named(path, &other),
+        })
     }
 
     /// The bytes that [`Case::write`] writes.
@@ -171,6 +174,25 @@ pub(super) fn query_rows(q: &Tensor) -> Option<usize> {
     }
 }
 
+/// An error of the file at `path`.
+fn named(path: &Path, error: &dyn Display) -> candle::Error {
+    candle::Error::Msg(format!("{}: {error}", path.display())).bt()
+}
+
+/// The error without the backtrace that candle's own display ends in.
+fn untraced(error: &candle::Error) -> &candle::Error {
+    match error {
+        candle::Error::WithBacktrace { inner, .. } => untraced(inner),
+        other => other,
+    }
+}
+
+/// What the system said, without the name of the temporary file after it.
+fn os_error(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split_once(" at path ").map_or(text.as_str(), |(said, _)| said).to_string()
+}
+
 /// A scale as a named tensor; a U8 tensor is MXFP4's.
 fn scale_tensor(scale: &KvScale, plain: &'static str, block: &'static str) -> Result<Option<(&'static str, Tensor)>> {
     Ok(match scale {
@@ -211,7 +233,7 @@ impl<'a> File<'a> {
         };
         let header: Metadata = match serde_json::from_slice(header) {
             Ok(header) => header,
-            Err(error) => bail!("safetensors header: {error}"),
+            Err(error) => bail!("not a safetensors file: its header is not one ({error})"),
         };
         if header.data_len() != data.len() {
             bail!("safetensors header: its tensors take {} bytes, but {} follow", header.data_len(), data.len())

@@ -2,7 +2,8 @@
 //!
 //! [`Case`] is one call of the op with everything it depends on. It is written to and read from a safetensors file
 //! ([`Case::write`], [`Case::read`]) and runs again with [`Case::run`]. With `CANDLE_PAGED_ATTN_RECORD=DIR` in the environment
-//! the library writes such a file into DIR for each call.
+//! the library writes such a file into DIR for each call: a model leaves one file a layer and step, in the order of the calls
+//! (`call-PROCESS-NUMBER.safetensors`, the number counted from 0), so record for a step or two.
 
 mod capture;
 mod file;
@@ -35,6 +36,12 @@ use crate::plan::DecodePlan;
 ///
 /// Metadata, each optional: `query_len`, `layout` (nhd, hnd, vllm, shuffled; nhd if absent), `softmax_scale`, `window`, `softcap`,
 /// `max_partitions`, `workgroup_budget`, `plan` (`free` or `given`), and `format`, which is ignored.
+///
+/// # What the output should be
+/// A recorded file has no `expected`: it is written before the call runs, so that a call which crashes leaves its file too, and what
+/// a call gave is no proof of what it should have given. Where the right output is known, from another backend or a float64 reference,
+/// set [`Case::expected`] and [`Case::write`] the case again; whoever replays it then sees the error. To compare two backends without
+/// a new file, run the `replay` example with `--out OUT.safetensors` on the one and with `--expect OUT.safetensors` on the other.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The new tokens, `[batch*query_len, q_heads, head_dim]` or `[batch, query_len, q_heads, head_dim]`.

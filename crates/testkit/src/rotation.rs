@@ -15,7 +15,7 @@ use crate::workloads::{Fp8Scale, Kv, Workload};
 pub const ROTATION_BYTES: usize = 1 << 30;
 
 /// Most caches of a rotation: the block tables of a small workload would outgrow its KV.
-const MAX_TURNS: usize = 1024;
+const MAX_TURNS: usize = 4096;
 
 /// Random elements that caches are tiled from.
 const BLOCK: usize = 1 << 20;
@@ -89,6 +89,33 @@ impl Rotation {
                 ..DecodeOptions::default()
             },
             strided_out,
+        })
+    }
+
+    /// The same rotation with every tensor on `device`.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        let scale = |scale: &KvScale| match scale {
+            KvScale::Tensor(tensor) => tensor.to_device(device).map(KvScale::Tensor),
+            other => Ok(other.clone()),
+        };
+        // A copy of the view alone would be contiguous.
+        let strided = |view: &Tensor| {
+            let (rows, heads, head_dim) = view.dims3()?;
+            Tensor::zeros((rows, 2 * heads, head_dim), view.dtype(), device)?.narrow(1, 0, heads)
+        };
+        Ok(Self {
+            workload: self.workload.clone(),
+            q: self.q.to_device(device)?,
+            key_cache: self.key_cache.to_device(device)?,
+            value_cache: self.value_cache.to_device(device)?,
+            block_tables: self.block_tables.iter().map(|table| table.to_device(device)).collect::<Result<_>>()?,
+            context_lens: self.context_lens.to_device(device)?,
+            options: DecodeOptions {
+                k_scale: scale(&self.options.k_scale)?,
+                v_scale: scale(&self.options.v_scale)?,
+                ..self.options.clone()
+            },
+            strided_out: self.strided_out.as_ref().map(strided).transpose()?,
         })
     }
 

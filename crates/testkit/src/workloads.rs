@@ -98,18 +98,22 @@ pub fn families() -> Result<[Family; 4]> {
 /// The workload called `FAMILY/NAME`. Errors list what there is.
 pub fn find(path: &str) -> Result<Workload> {
     let families = families()?;
-    let Some((family, name)) = path.split_once('/') else {
-        bail!("workload {path:?}: expected FAMILY/NAME, FAMILY one of {}", families.each_ref().map(|f| f.name).join(", "))
-    };
+    let (family, name) = path.split_once('/').unwrap_or((path, ""));
     let Some(family) = families.iter().find(|f| f.name == family) else {
-        bail!("workload family {family:?}: not one of {}", families.each_ref().map(|f| f.name).join(", "))
+        let names = families.each_ref().map(Family::names).join("\n  ");
+        bail!("shape {path:?}: not a FAMILY/NAME of benches/workloads.json, which has\n  {names}")
     };
     match family.workloads.iter().find(|w| w.name == name) {
         Some(workload) => Ok(workload.clone()),
-        None => {
-            let names: Vec<_> = family.workloads.iter().map(|w| w.name.as_str()).collect();
-            bail!("workload {name:?}: {} has {}", family.name, names.join(", "))
-        }
+        None => bail!("shape {path:?}: not a FAMILY/NAME of benches/workloads.json; {} has\n  {}", family.name, family.names()),
+    }
+}
+
+impl Family {
+    /// The names of its workloads, in one line.
+    fn names(&self) -> String {
+        let names: Vec<_> = self.workloads.iter().map(|w| format!("{}/{}", self.name, w.name)).collect();
+        names.join(" ")
     }
 }
 
@@ -198,9 +202,10 @@ mod tests {
         let workload = find("minimax20/decode-b4-q1-ctx8192-bf16").unwrap();
         assert_eq!(workload.contexts(), [8192; 4]);
         assert_eq!(workload.kv_bytes(), 4 * 8192 * 128 * 2 * 2);
-        assert!(find("minimax20").unwrap_err().to_string().contains("FAMILY/NAME"));
-        assert!(find("minimax21/x").unwrap_err().to_string().contains("minimax20"));
-        assert!(find("review/x").unwrap_err().to_string().contains("R7"));
+        let error = |path| find(path).unwrap_err().to_string();
+        assert!(error("minimax20").contains("FAMILY/NAME") && error("minimax20").contains("minimax20/decode-b4-q1-ctx8192-bf16"));
+        assert!(error("minimax21/x").contains("minimax20/") && error("").contains("review/R7"));
+        assert!(error("review/x").contains("review/R7") && !error("review/x").contains("minimax20"));
     }
 
     /// The H200 peers' table gives 4.409385607902133 TB/s and, per workload, KV bytes over that rate in microseconds to two decimals.

@@ -1,0 +1,44 @@
+//! Errors as a user reads them.
+
+use candle::Error;
+
+/// The chain of `error` in one line, each cause once and without the backtraces that candle prints with its own errors.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut texts: Vec<String> = vec![];
+    for cause in error.chain() {
+        let text = cause.downcast_ref::<Error>().map_or_else(|| cause.to_string(), plain);
+        if texts.last().is_none_or(|last| !last.ends_with(&text)) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ")
+}
+
+/// candle's error without its backtraces.
+fn plain(error: &Error) -> String {
+    match error {
+        Error::WithBacktrace { inner, .. } => plain(inner),
+        Error::WithPath { inner, path } => format!("{}: {}", path.display(), plain(inner)),
+        Error::Context { inner, context } => format!("{context}: {}", plain(inner)),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::backtrace::Backtrace;
+
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn causes_come_once_and_without_backtraces() {
+        let inner = || Box::new(Error::Msg("no such page".into()));
+        let traced = Error::WithBacktrace { inner: inner(), backtrace: Box::new(Backtrace::force_capture()) };
+        let error = Err::<(), _>(traced.with_path("a/b")).context("reading").unwrap_err();
+        assert_eq!(chain(&error), "reading: a/b: no such page");
+        let os = Error::Io(std::io::Error::new(std::io::ErrorKind::NotFound, "gone"));
+        assert_eq!(chain(&anyhow::Error::from(os).context("x")), "x: gone");
+    }
+}
