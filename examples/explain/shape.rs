@@ -138,15 +138,10 @@ impl ShapeArgs {
     ///
     /// Errors name the option that no call could have.
     pub fn resolve(&self, arch: &Arch) -> Result<Shape> {
-<<<<<<< HEAD
-        self.check_sizes()?;
-        let base = self.shape.as_deref().map(workloads::find).transpose()?;
-=======
         if let Some(batch) = self.batch {
             in_range("--batch", batch, MAX_BATCH)?;
         }
         let base = self.shape.as_deref().map(workloads::find).transpose().context("--shape")?;
->>>>>>> polish
         let base = base.as_ref();
         let context_lens = self.context_lens(base)?;
         let longest = context_lens.iter().copied().max().unwrap_or(0).max(1) as usize;

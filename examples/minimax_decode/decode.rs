@@ -26,16 +26,8 @@ pub fn run(args: &Args, model: &Model) -> Result<bool> {
     Ok(difference.is_none() || !must_be_equal)
 }
 
-<<<<<<< HEAD
-fn requests(args: &Args, model: &Model) -> Result<Vec<Request>> {
-    let (tokens, most) = (args.context.saturating_add(args.steps), model.config.max_positions);
-    ensure!(tokens <= most, "--context, --steps: {tokens} tokens, but max_position_embeddings is {most}");
-    let count = args.request_count();
-    let prompts = prompts::random(count, args.context, model.config.vocab_size, args.seed);
-=======
 fn requests(args: &Args, model: &Model) -> Vec<Request> {
     let prompts = prompts::random(args.request_count(), args.context, model.config.vocab_size, args.seed);
->>>>>>> polish
     let stop_tokens = &model.config.eos_tokens;
     let request = |prompt| Request { prompt, max_new_tokens: args.steps, stop_tokens: stop_tokens.clone() };
     prompts.into_iter().map(request).collect()
