@@ -202,7 +202,7 @@ impl ShapeArgs {
             (None, None) => self.batch.map_or(MIXED_CONTEXTS.to_vec(), |batch| vec![8192; batch]),
             (Some(text), base) => parse_context(text, self.batch.or(base.map(|w| w.batch)), self.seed)?,
         };
-        lens.into_iter().map(|n| i32::try_from(n).with_context(|| format!("--context {n} is more than {} tokens", i32::MAX))).collect()
+        lens.into_iter().map(|n| i32::try_from(n).ok().with_context(|| format!("--context {n} is more than {} tokens", i32::MAX))).collect()
     }
 }
 
