@@ -19,7 +19,7 @@ const COLOURS: usize = 32;
 const LEGEND_COLUMNS: usize = 8;
 const LEGEND_ROW: u32 = 20;
 /// Rows of a panel; of more places every so many is drawn.
-const MOST_ROWS: usize = 96;
+const MOST_ROWS: usize = 48;
 
 /// Draws the panels of a plan for sequences of `contexts` tokens.
 pub fn draw(path: &Path, title: &str, contexts: &[i32], panels: &[Panel]) -> Result<()> {
@@ -150,7 +150,7 @@ mod tests {
         let places = (1..=1000).map(|end| vec![Stay { sequence: 0, start: 0, end }]).collect();
         let timeline = Timeline { places, place: "", sequences: 40 };
         let rows = rows(&timeline);
-        assert!(rows.len() <= MOST_ROWS && rows[0][0].end == 1000 && rows.last().unwrap()[0].end < 20);
+        assert!(rows.len() <= MOST_ROWS && rows[0][0].end == 1000 && rows.last().unwrap()[0].end < 40);
         assert_eq!(blocks(&rows, timeline.sequences, 1000).count(), rows.len());
     }
 }

@@ -7,13 +7,19 @@ use crate::timeline::{Panel, Stay, Timeline};
 const WIDTH: usize = 64;
 /// Bars of a panel; more places than this share one.
 const BARS: usize = 24;
+/// Sequences that have a letter of their own.
+const LETTERS: usize = 26;
 
 /// The panels as text.
 pub fn draw(panels: &[Panel]) -> String {
     let longest = panels.iter().map(|panel| panel.timeline.makespan()).max().unwrap_or(0);
     let mut text: String = panels.iter().map(|panel| draw_panel(panel, longest)).collect();
     let places = panels.first().map_or("", |panel| panel.timeline.place);
-    text += &format!("time is counted in KV tiles; a place is {places}; letters are sequences\n");
+    let marks = match panels.iter().any(|panel| panel.timeline.sequences > LETTERS) {
+        true => "# and = are tasks by turns (too many sequences for letters)",
+        false => "letters are sequences",
+    };
+    text += &format!("time is counted in KV tiles; a place is {places}; {marks}\n");
     if let [before, after] = panels
         && after.timeline.makespan() > 0
     {
@@ -71,15 +77,18 @@ fn merged(rows: Vec<Row>) -> Vec<Row> {
     merged
 }
 
-/// One place's stays, a letter a sequence, scaled so that `longest` fills the width.
+/// One place's stays, a letter a sequence while there are letters, scaled so that `longest` fills the width.
 fn bar(stays: &[Stay], timeline: &Timeline, longest: u64) -> String {
     let column = |time: u64| (time as u128 * WIDTH as u128 / u128::from(longest.max(1))) as usize;
     let mut text = vec![b' '; WIDTH];
-    for stay in stays {
-        let letter = if timeline.sequences <= 26 { b'a' + stay.sequence as u8 } else { b'a' + (stay.sequence % 26) as u8 };
+    for (task, stay) in stays.iter().enumerate() {
+        let mark = match timeline.sequences > LETTERS {
+            true => [b'#', b'='][task % 2],
+            false => b'a' + stay.sequence as u8,
+        };
         // At least one column, so that no task is invisible.
         let from = column(stay.start).min(WIDTH - 1);
-        text[from..column(stay.end).max(from + 1)].fill(letter);
+        text[from..column(stay.end).max(from + 1)].fill(mark);
     }
     text.into_iter().map(char::from).collect()
 }
@@ -96,6 +105,8 @@ mod tests {
         let rows = merged(rows(&timeline, 4));
         assert_eq!(rows.iter().map(|row| (row.first, row.last, row.end)).collect::<Vec<_>>(), [(0, 0, 4), (1, 2, 2), (3, 3, 2)]);
         assert!(rows[1].bar.starts_with("bb") && rows[2].bar.contains('c'));
+        let many = Timeline { sequences: 27, ..timeline };
+        assert_eq!(merged(super::rows(&many, 4)).iter().map(|row| row.last).collect::<Vec<_>>(), [0, 2, 3], "the last row is of two tasks");
         let one = Timeline { places: vec![vec![stay(0, 0, 1)]], place: "a core", sequences: 1 };
         let text = draw_panel(&Panel { title: "t".into(), timeline: one }, 1);
         assert!(text.contains("ends after 1 tile on 1 place,"), "{text}");

@@ -22,8 +22,8 @@ const MAX_BATCH: usize = 1 << 20;
 const MAX_HEADS: usize = 1 << 16;
 const MAX_QUERY_LEN: usize = 1 << 20;
 
-/// The default batch: one long sequence beside shorter ones, where the two splits differ.
-const MIXED_CONTEXTS: [usize; 3] = [30000, 2000, 100];
+/// The default batch: one long sequence beside shorter ones, which the two splits share out differently.
+const MIXED_CONTEXTS: [usize; 8] = [131_072, 32_768, 16_384, 8192, 4096, 2048, 1024, 512];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvArg {
@@ -218,7 +218,7 @@ impl ShapeArgs {
             (None, None) => self.batch.map_or(MIXED_CONTEXTS.to_vec(), |batch| vec![8192; batch]),
             (Some(text), base) => parse_context(text, self.batch.or(base.map(|w| w.batch)), self.seed)?,
         };
-        lens.into_iter().map(|n| i32::try_from(n).with_context(|| format!("--context {n} is more than {} tokens", i32::MAX))).collect()
+        lens.into_iter().map(|n| i32::try_from(n).ok().with_context(|| format!("--context {n} is more than {} tokens", i32::MAX))).collect()
     }
 }
 
@@ -428,6 +428,7 @@ impl From<LayoutArg> for CacheLayout {
 
 #[cfg(test)]
 mod tests {
+    use candle_paged_attn::plan::{HostPlan, Split};
     use clap::Parser;
 
     use super::*;
@@ -480,6 +481,16 @@ mod tests {
         ] {
             let error = format!("{:#}", resolve(line).err().unwrap_or_else(|| panic!("{line} was accepted")));
             assert!(error.contains(line.split(' ').next().unwrap()), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_default_batch_sets_the_splits_apart() {
+        let shape = resolve("").unwrap();
+        for name in ["cpu", "gfx942", "gfx950", "sm90"] {
+            let arch = Arch::from_name(name).unwrap();
+            let plan = |split| HostPlan::with_split(&shape.request(), &arch, split).unwrap();
+            assert_ne!(plan(Split::Proportional), plan(Split::MinMax), "{name}");
         }
     }
 
