@@ -141,6 +141,7 @@ impl ShapeArgs {
         if let Some(batch) = self.batch {
             in_range("--batch", batch, MAX_BATCH)?;
         }
+        self.check_sizes()?;
         let base = self.shape.as_deref().map(workloads::find).transpose().context("--shape")?;
         let base = base.as_ref();
         let context_lens = self.context_lens(base)?;
