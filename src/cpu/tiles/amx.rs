@@ -60,8 +60,8 @@ fn request_permission() -> bool {
     result == 0
 }
 
-// Tiles stay what they are from one block of assembly to the next: compiled code has no tile registers unless a target feature that this
-// crate never enables gives them to it, and calls between `configure` and `release` stay on their thread.
+// Tiles stay what they are from one block of assembly to the next: the compiler keeps nothing in tile registers but the operands of AMX
+// intrinsics, which the crate does not use, and an item stays on its thread from `configure` to `release`.
 impl TileUnit for Amx {
     #[inline(always)]
     unsafe fn configure(shapes: &Shapes) {
