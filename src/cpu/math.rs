@@ -1,5 +1,7 @@
-//! The arithmetic of the two products: f32, or BF16 pairs with f32 sums.
+//! The arithmetic of the two products: f32, or BF16 pairs with f32 sums. (`tiles` has another: BF16 pairs in whole tiles.)
 
+use super::ahead::Ahead;
+use super::gemm::{Scores, Weighted};
 use super::isa::Isa;
 
 /// How scores and outputs are multiplied out.
@@ -12,6 +14,17 @@ pub(super) trait Math: Copy + 'static {
     /// Bytes of an element.
     const BYTES: usize = 4 / Self::PAIR;
     unsafe fn dot<I: Isa>(a: I::V, b: I::V, c: I::V) -> I::V;
+
+    /// Scores of a step (see [`Scores`]): the vector set's register tiles, unless the arithmetic has better.
+    #[inline(always)]
+    unsafe fn scores<I: Isa>(job: &Scores, ahead: &mut Ahead) {
+        unsafe { I::scores::<Self>(job, ahead) }
+    }
+    /// Adds a run's weighted values to the output rows (see [`Weighted`]), likewise.
+    #[inline(always)]
+    unsafe fn weighted<I: Isa>(job: &Weighted, ahead: &mut Ahead) {
+        unsafe { I::weighted::<Self>(job, ahead) }
+    }
 }
 
 /// f32 throughout.

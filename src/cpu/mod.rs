@@ -2,7 +2,7 @@
 //!
 //! `schedule` turns a plan into items (a row block of queries of one KV head over a range of tokens), `task` walks an item's tokens in steps,
 //! `pack` brings a step's keys and values into registers' reach, `gemm` multiplies, `softmax` weighs, `finish` merges and writes. All of it is
-//! generic over an instruction set (`isa`) and an arithmetic (`math`: f32, or BF16 pairs with f32 sums).
+//! generic over an instruction set (`isa`) and an arithmetic (`math`: f32, or BF16 pairs with f32 sums; `tiles`: those in AMX tiles).
 
 mod ahead;
 mod choice;
@@ -21,6 +21,8 @@ mod softmax;
 mod task;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+mod tiles;
 mod workspace;
 
 pub(crate) use choice::isa;

@@ -14,6 +14,8 @@ use super::job::{Job, KvData, Output};
 use super::math::Pairs;
 use super::math::Singles;
 use super::task::{RowBlock, attend};
+#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+use super::tiles;
 use super::workspace::{PAD, ROW_BLOCK, STEP, Workspace};
 use crate::plan::TILE_TOKENS;
 use crate::registry::CpuIsa;
@@ -43,15 +45,44 @@ entry!(avx512, Avx512, Singles, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512v
 #[cfg(target_arch = "x86_64")]
 entry!(avx512_pairs, Avx512, Pairs, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi");
 
+/// Tiles multiply; vectors do the rest.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi")]
+unsafe fn amx_pairs(job: &Job<'_>, block: &RowBlock, range: (usize, usize), work: &Workspace) {
+    unsafe { tiles::attend::<Avx512, tiles::Amx>(job, block, range, work) }
+}
+
+/// The same kernel with the tile instructions emulated, on any machine: its vectors are AVX-512 where there is AVX-512.
+#[cfg(test)]
+pub(super) unsafe fn emulated_tiles(job: &Job<'_>, block: &RowBlock, range: (usize, usize), work: &Workspace) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi")]
+    unsafe fn avx512(job: &Job<'_>, block: &RowBlock, range: (usize, usize), work: &Workspace) {
+        unsafe { tiles::attend::<Avx512, tiles::Emulated>(job, block, range, work) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa::available(CpuIsa::Avx512Bf16) {
+        return unsafe { avx512(job, block, range, work) };
+    }
+    unsafe { tiles::attend::<Portable, tiles::Emulated>(job, block, range, work) }
+}
+
+/// Whether the cache's elements are BF16 values, so that BF16 products are exact.
+pub(super) fn holds_bf16(job: &Job<'_>) -> bool {
+    [&job.key.data, &job.value.data].iter().all(|data| matches!(data, KvData::Bf16(_) | KvData::Fp8(_) | KvData::Mxfp4(_)))
+}
+
 /// The kernel for this job: BF16 pairs where the instruction set multiplies them and the cache's elements are BF16 values.
 fn kernel(job: &Job<'_>) -> Result<Kernel> {
     if !isa::available(job.isa) {
         bail!("paged-decode: this machine does not have {:?}", job.isa)
     }
-    let pairs = [&job.key.data, &job.value.data].iter().all(|data| matches!(data, KvData::Bf16(_) | KvData::Fp8(_) | KvData::Mxfp4(_)));
+    let pairs = holds_bf16(job);
     Ok(match job.isa {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        CpuIsa::AmxBf16 if pairs => amx_pairs,
         #[cfg(target_arch = "x86_64")]
-        CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16 if pairs => avx512_pairs,
+        CpuIsa::Avx512Bf16 if pairs => avx512_pairs,
         #[cfg(target_arch = "x86_64")]
         CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => avx512,
         #[cfg(target_arch = "x86_64")]

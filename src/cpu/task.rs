@@ -166,14 +166,14 @@ unsafe fn score<I: Isa, A: Math>(job: &Job<'_>, keys: &Keys, tokens: usize, ahea
     let blocks = &keys.blocks[..tokens.div_ceil(super::gemm::BLOCK)];
     let terms = query_terms::<A>(&job.query);
     let (chunks, chunk_units) = (keys.chunks, keys.chunk_units);
-    unsafe { I::scores::<A>(&Scores { query: work.query, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead) }
+    unsafe { A::scores::<I>(&Scores { query: work.query, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead) }
 }
 
 #[inline(always)]
 unsafe fn accumulate<I: Isa, A: Math>(rows: usize, values: &Values, weights: *const u32, ahead: &mut Ahead, work: &Workspace) {
     for run in values.iter() {
         unsafe {
-            I::weighted::<A>(
+            A::weighted::<I>(
                 &Weighted {
                     weights: weights.add(run.first / A::PAIR * work.rows),
                     weights_stride: work.rows,

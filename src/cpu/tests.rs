@@ -8,12 +8,21 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::isa::available;
+use super::schedule::{emulated_tiles, holds_bf16, run_with};
 use super::*;
 use crate::cache::{CacheDims, CacheLayout, KvDtype, KvStrides};
 use crate::plan::{HostPlan, TILE_TOKENS};
 use crate::registry::CpuIsa;
 
 const ISAS: [CpuIsa; 6] = [CpuIsa::AmxBf16, CpuIsa::Avx512Bf16, CpuIsa::Avx512, CpuIsa::Avx2, CpuIsa::Neon, CpuIsa::Portable];
+
+/// A way to run a call.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Isa(CpuIsa),
+    /// The kernel of AMX-BF16, its instructions emulated.
+    EmulatedTiles,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum QDtype {
@@ -354,8 +363,17 @@ impl Case {
         }
     }
 
-    fn run(&self, isa: CpuIsa) -> Results {
-        self.run_by(|output| run(&self.job(isa), output).expect("runs"))
+    /// Every instruction set that this machine has, and the emulated one where it would be used.
+    fn ways(&self) -> Vec<Way> {
+        let tiles = holds_bf16(&self.job(CpuIsa::AmxBf16)).then_some(Way::EmulatedTiles);
+        ISAS.into_iter().filter(|&isa| available(isa)).map(Way::Isa).chain(tiles).collect()
+    }
+
+    fn run(&self, way: Way) -> Results {
+        self.run_by(|output| match way {
+            Way::Isa(isa) => run(&self.job(isa), output).expect("runs"),
+            Way::EmulatedTiles => run_with(&self.job(CpuIsa::AmxBf16), output, emulated_tiles).expect("runs"),
+        })
     }
 
     fn run_by(&self, f: impl FnOnce(&mut Output<'_>)) -> Results {
@@ -441,11 +459,10 @@ impl Case {
         f64::max(kv, q)
     }
 
-    /// Checks every instruction set that this machine has.
     fn check(&self) {
         let (out, lse) = self.reference();
-        for isa in ISAS.into_iter().filter(|&isa| available(isa)) {
-            self.compare(&format!("{isa:?}"), &self.run(isa), &out, &lse);
+        for way in self.ways() {
+            self.compare(&format!("{way:?}"), &self.run(way), &out, &lse);
         }
     }
 
@@ -643,9 +660,9 @@ fn unowned_tokens_never_change_a_bit() {
         }
         done += 1;
         let cases = [Poison::Nan, Poison::Infinite, Poison::Plain].map(|poison| Case::new(spec.clone(), poison));
-        for isa in ISAS.into_iter().filter(|&isa| available(isa)) {
-            let bits = cases.each_ref().map(|case| bits(&case.run(isa)));
-            assert!(bits[0] == bits[2] && bits[1] == bits[2], "{isa:?}: {spec:?}");
+        for way in cases[0].ways() {
+            let bits = cases.each_ref().map(|case| bits(&case.run(way)));
+            assert!(bits[0] == bits[2] && bits[1] == bits[2], "{way:?}: {spec:?}");
         }
     }
 }
@@ -676,11 +693,11 @@ fn later_tokens_never_reach_earlier_queries() {
 fn the_thread_count_never_changes_a_bit() {
     let spec = Spec { sequences: vec![(4, 2000), (1, 3000), (70, 900)], group: 8, parts: 4, ..Spec::new(KvDtype::Bf16, QDtype::Bf16) };
     let case = Case::new(spec, Poison::Nan);
-    for isa in ISAS.into_iter().filter(|&isa| available(isa)) {
+    for way in case.ways() {
         let runs = [1, 2, 5].map(|threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-            bits(&pool.install(|| case.run(isa)))
+            bits(&pool.install(|| case.run(way)))
         });
-        assert!(runs[0] == runs[1] && runs[0] == runs[2], "{isa:?}");
+        assert!(runs[0] == runs[1] && runs[0] == runs[2], "{way:?}");
     }
 }

@@ -259,6 +259,52 @@ impl Isa for Avx512 {
             }
         }
     }
+    #[inline(always)]
+    unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize, rows: usize, columns: usize) {
+        for r in (0..rows).step_by(16) {
+            for c in (0..columns).step_by(16) {
+                unsafe {
+                    let (from, to) = (from.byte_add(r * from_stride).add(c), to.add(c * to_stride + r));
+                    transpose_square(from, from_stride, to, to_stride, (rows - r).min(16), (columns - c).min(16));
+                }
+            }
+        }
+    }
+}
+
+/// [`Isa::transpose`] for up to 16 rows and columns.
+#[inline(always)]
+unsafe fn transpose_square(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize, rows: usize, columns: usize) {
+    unsafe {
+        let mut x = [_mm512_setzero_si512(); 16];
+        for (r, x) in x.iter_mut().enumerate() {
+            if r < rows {
+                *x = _mm512_maskz_loadu_epi32(mask16(columns), from.byte_add(r * from_stride).cast());
+            }
+        }
+        // Afterwards lane l of x[4 q + c] holds rows 4 q to 4 q + 3 of column 4 l + c.
+        for q in (0..16).step_by(4) {
+            let (low, high) = (_mm512_unpacklo_epi32(x[q], x[q + 1]), _mm512_unpackhi_epi32(x[q], x[q + 1]));
+            let (low2, high2) = (_mm512_unpacklo_epi32(x[q + 2], x[q + 3]), _mm512_unpackhi_epi32(x[q + 2], x[q + 3]));
+            (x[q], x[q + 1]) = (_mm512_unpacklo_epi64(low, low2), _mm512_unpackhi_epi64(low, low2));
+            (x[q + 2], x[q + 3]) = (_mm512_unpacklo_epi64(high, high2), _mm512_unpackhi_epi64(high, high2));
+        }
+        for c in 0..4 {
+            let even = [_mm512_shuffle_i32x4::<0x88>(x[c], x[c + 4]), _mm512_shuffle_i32x4::<0x88>(x[c + 8], x[c + 12])];
+            let odd = [_mm512_shuffle_i32x4::<0xdd>(x[c], x[c + 4]), _mm512_shuffle_i32x4::<0xdd>(x[c + 8], x[c + 12])];
+            let lanes = [
+                _mm512_shuffle_i32x4::<0x88>(even[0], even[1]),
+                _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]),
+                _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]),
+                _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]),
+            ];
+            for (l, column) in lanes.into_iter().enumerate() {
+                if 4 * l + c < columns {
+                    _mm512_mask_storeu_epi32(to.add((4 * l + c) * to_stride).cast(), mask16(rows), column);
+                }
+            }
+        }
+    }
 }
 
 /// The even and odd elements of one MXFP4 block as f32.

@@ -25,9 +25,9 @@ pub(crate) fn available(isa: CpuIsa) -> bool {
         }
         #[cfg(target_arch = "x86_64")]
         CpuIsa::Avx512Bf16 => available(CpuIsa::Avx512) && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi"),
-        #[cfg(target_arch = "x86_64")]
-        CpuIsa::AmxBf16 => false,
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        CpuIsa::AmxBf16 => available(CpuIsa::Avx512Bf16) && crate::cpu::tiles::Amx::available(),
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
         _ => false,
     }
 }
