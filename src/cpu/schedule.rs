@@ -9,7 +9,9 @@ use super::finish::{Rows, partial_len, store_partial};
 use super::isa::{self, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{Avx2, Avx512};
-use super::job::{Job, KvData, Output};
+#[cfg(target_arch = "x86_64")]
+use super::job::KvData;
+use super::job::{Job, Output};
 #[cfg(target_arch = "x86_64")]
 use super::math::Pairs;
 use super::math::Singles;
@@ -48,6 +50,7 @@ fn kernel(job: &Job<'_>) -> Result<Kernel> {
     if !isa::available(job.isa) {
         bail!("paged-decode: this machine does not have {:?}", job.isa)
     }
+    #[cfg(target_arch = "x86_64")]
     let pairs = [&job.key.data, &job.value.data].iter().all(|data| matches!(data, KvData::Bf16(_) | KvData::Fp8(_) | KvData::Mxfp4(_)));
     Ok(match job.isa {
         #[cfg(target_arch = "x86_64")]
