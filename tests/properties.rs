@@ -5,8 +5,10 @@ use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use proptest::prelude::*;
 use testkit::cases::{CaseSpec, Poison, Scales};
 
-/// Cases a run draws; CI's bar is 500.
-const CASES: u32 = 640;
+/// Cases a run draws: 640 (CI's bar is 500), or as PROPTEST_CASES says.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").map_or(640, |n| n.parse().expect("PROPTEST_CASES is a number"))
+}
 
 fn dtypes() -> impl Strategy<Value = (KvDtype, Scales)> {
     prop_oneof![
@@ -69,7 +71,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn random_calls_match_the_reference(spec in spec()) {

@@ -9,7 +9,9 @@ use super::finish::{Rows, partial_len, store_partial};
 use super::isa::{self, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{Avx2, Avx512};
-use super::job::{Job, KvData, Output};
+#[cfg(target_arch = "x86_64")]
+use super::job::KvData;
+use super::job::{Job, Output};
 #[cfg(target_arch = "x86_64")]
 use super::math::Pairs;
 use super::math::Singles;
@@ -68,6 +70,7 @@ pub(super) unsafe fn emulated_tiles(job: &Job<'_>, block: &RowBlock, range: (usi
 }
 
 /// Whether the cache's elements are BF16 values, so that BF16 products are exact.
+#[cfg(any(target_arch = "x86_64", test))]
 pub(super) fn holds_bf16(job: &Job<'_>) -> bool {
     [&job.key.data, &job.value.data].iter().all(|data| matches!(data, KvData::Bf16(_) | KvData::Fp8(_) | KvData::Mxfp4(_)))
 }
@@ -77,6 +80,7 @@ fn kernel(job: &Job<'_>) -> Result<Kernel> {
     if !isa::available(job.isa) {
         bail!("paged-decode: this machine does not have {:?}", job.isa)
     }
+    #[cfg(target_arch = "x86_64")]
     let pairs = holds_bf16(job);
     Ok(match job.isa {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -11,6 +11,8 @@ mod detect;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;

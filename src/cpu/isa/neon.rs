@@ -4,6 +4,7 @@ use std::arch::aarch64::*;
 
 use super::{Isa, Portable};
 use crate::cpu::ahead::Ahead;
+use crate::cpu::decode;
 use crate::cpu::gemm::{Scores, Weighted, score_rows, weighted_rows};
 use crate::cpu::math::Math;
 
@@ -97,6 +98,15 @@ impl Isa for Neon {
     #[inline(always)]
     unsafe fn weighted<A: Math>(job: &Weighted, ahead: &mut Ahead) {
         unsafe { weighted_rows::<Self, A, 4, 4>(job, ahead, 0, job.width) }
+    }
+
+    #[inline(always)]
+    unsafe fn f16_to_f32(from: *const u16, to: *mut f32, n: usize) {
+        let whole = n / 4 * 4;
+        for i in (0..whole).step_by(4) {
+            unsafe { vst1q_f32(to.add(i), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from.add(i))))) }
+        }
+        unsafe { decode::f16_to_f32(from.add(whole), to.add(whole), n - whole) }
     }
 }
 
