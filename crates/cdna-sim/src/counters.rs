@@ -31,6 +31,8 @@ pub struct Counters {
     pub scratch: u64,
     /// `in_flight[n]`: first uses of loaded registers that found n vector memory operations still in flight.
     pub in_flight: BTreeMap<usize, u64>,
+    /// Uses of registers before the wait for their load, by addresses of load and use; only where a launch lets them pass.
+    pub unproven: BTreeMap<(u64, u64), u64>,
     /// Workgroups.
     pub workgroups: u64,
 }
@@ -62,6 +64,7 @@ impl Counters {
         self.classes.iter_mut().zip(other.classes).for_each(|(a, b)| *a += b);
         other.mfma.iter().for_each(|(name, count)| *self.mfma.entry(name.clone()).or_default() += count);
         other.in_flight.iter().for_each(|(&n, count)| *self.in_flight.entry(n).or_default() += count);
+        other.unproven.iter().for_each(|(&site, count)| *self.unproven.entry(site).or_default() += count);
         self.lds_accesses += other.lds_accesses;
         self.lds_bank_conflicts += other.lds_bank_conflicts;
         self.global_loaded += other.global_loaded;
@@ -89,6 +92,9 @@ impl fmt::Display for Counters {
         writeln!(f, "global bytes loaded        {:>14} ({} nontemporal)", self.global_loaded, self.global_loaded_nontemporal)?;
         writeln!(f, "global bytes stored        {:>14} ({} nontemporal)", self.global_stored, self.global_stored_nontemporal)?;
         writeln!(f, "scratch bytes              {:>14}", self.scratch)?;
+        for ((load, used), count) in &self.unproven {
+            writeln!(f, "load at {load:#x} used at {used:#x} before its wait: {count} times")?;
+        }
         let uses: u64 = self.in_flight.values().sum();
         let sum: u64 = self.in_flight.iter().map(|(&n, &count)| n as u64 * count).sum();
         if uses > 0 {

@@ -44,7 +44,9 @@ pub enum Fault {
     #[error("{segment} access of {bytes} bytes at offset {offset:#x} is outside the segment's {size} bytes")]
     SegmentOutOfBounds { segment: &'static str, offset: u64, bytes: usize, size: usize },
     /// Two waves touched the same LDS bytes with no barrier (or no wait before it) in between.
-    #[error("LDS race at offset {offset:#x}: {access} conflicts with wave {other_wave}'s {other_access} by `{other}` at {other_address:#x}{hint}")]
+    #[error(
+        "LDS race at offset {offset:#x}: {access} conflicts with wave {other_wave}'s {other_access} by `{other}` at {other_address:#x}{hint}"
+    )]
     LdsRace {
         offset: u64,
         access: &'static str,

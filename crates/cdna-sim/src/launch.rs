@@ -35,6 +35,11 @@ pub struct Launch {
     pub dynamic_lds: usize,
     /// Whether the machine preloads kernel arguments where the kernel asks for it; without, waves start in the compatibility prologue.
     pub preload: bool,
+    /// Whether waves that wait at different `s_barrier` instructions are an error. Hardware counts arrivals and does not care, compiled code
+    /// never means it; hand-written kernels that give waves their own code do.
+    pub same_barrier: bool,
+    /// Whether use of a register before the wait for its load is an error, or only counted ([`Counters::unproven`]) for code that bets on time.
+    pub proven_loads: bool,
     /// Most instructions of one wave.
     pub instruction_limit: u64,
 }
@@ -42,7 +47,7 @@ pub struct Launch {
 impl Launch {
     /// A launch with the default limits.
     pub fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
-        Self { grid, block, dynamic_lds: 0, preload: true, instruction_limit: 100_000_000 }
+        Self { grid, block, dynamic_lds: 0, preload: true, same_barrier: true, proven_loads: true, instruction_limit: 100_000_000 }
     }
 }
 
@@ -213,6 +218,7 @@ impl Start<'_> {
             program,
             image: self.module.host_address(0),
             limit: self.launch.instruction_limit,
+            proven_loads: self.launch.proven_loads,
             scratch: self.kernel.private_segment_size,
         };
         let mut group = Group {
@@ -241,7 +247,7 @@ impl Start<'_> {
         let program = &self.module.program;
         // The instruction before the one that a waiting wave resumes at is its barrier.
         let barriers: Vec<usize> = waves.iter().filter(|wave| wave.state == State::AtBarrier).map(|wave| wave.pc - 1).collect();
-        let mixed = barriers.iter().any(|&pc| pc != barriers[0]);
+        let mixed = self.launch.same_barrier && barriers.iter().any(|&pc| pc != barriers[0]);
         if ended > 0 || mixed {
             let blamed = waves.iter().position(|wave| wave.state == State::AtBarrier).unwrap_or(0);
             let text = if mixed {

@@ -151,11 +151,7 @@ impl Lds {
     #[inline]
     fn after_reads(&self, by: Access, unit: usize) -> Result<(), LdsFault> {
         for (other, read) in self.reads[unit * self.waves..(unit + 1) * self.waves].iter().enumerate() {
-            let ordered = if other == by.wave {
-                !by.vector || read.seq <= by.waits.lds_done
-            } else {
-                read.seq <= self.released[other].1
-            };
+            let ordered = if other == by.wave { !by.vector || read.seq <= by.waits.lds_done } else { read.seq <= self.released[other].1 };
             if read.seq != 0 && !ordered {
                 return Err(self.race(by, unit, "write", "read", other, read.inst));
             }

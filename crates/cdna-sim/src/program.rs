@@ -102,13 +102,36 @@ pub enum CarryOp {
 /// Instructions that cross lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneOp {
-    ReadFirst { dst: u16, row: u16 },
-    Read { dst: u16, row: u16, lane: ScalarSrc },
-    Write { row: u16, value: ScalarSrc, lane: ScalarSrc },
-    Swap { a: u16, b: u16 },
+    ReadFirst {
+        dst: u16,
+        row: u16,
+    },
+    Read {
+        dst: u16,
+        row: u16,
+        lane: ScalarSrc,
+    },
+    Write {
+        row: u16,
+        value: ScalarSrc,
+        lane: ScalarSrc,
+    },
+    Swap {
+        a: u16,
+        b: u16,
+    },
     /// Exchanges the upper half of each `2 * width` lanes of `a` with the lower half of `b`'s.
-    PermuteSwap { a: u16, b: u16, width: u32 },
-    MaskCount { dst: u16, mask: Input, base: Input, high: bool },
+    PermuteSwap {
+        a: u16,
+        b: u16,
+        width: u32,
+    },
+    MaskCount {
+        dst: u16,
+        mask: Input,
+        base: Input,
+        high: bool,
+    },
 }
 
 /// MFMA operands.
@@ -131,14 +154,27 @@ pub struct Mfma {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DsOp {
     /// `parts` accesses of `bytes` each; sub-dword loads extend or fill a half.
-    Read { bytes: u16, parts: u16, convert: Convert },
-    Write { bytes: u16, parts: u16, high: bool },
-    Atomic { op: AtomicOp, bytes: u16 },
+    Read {
+        bytes: u16,
+        parts: u16,
+        convert: Convert,
+    },
+    Write {
+        bytes: u16,
+        parts: u16,
+        high: bool,
+    },
+    Atomic {
+        op: AtomicOp,
+        bytes: u16,
+    },
     BPermute,
     Permute,
     Swizzle(Swizzle),
     /// Transposing read of elements with this many bits.
-    ReadTransposed { bits: u16 },
+    ReadTransposed {
+        bits: u16,
+    },
 }
 
 /// How loaded bytes become a register.
@@ -149,8 +185,12 @@ pub enum Convert {
     Zero,
     Sign,
     /// Into the low or high half, keeping the other.
-    HalfZero { high: bool },
-    HalfSign { high: bool },
+    HalfZero {
+        high: bool,
+    },
+    HalfSign {
+        high: bool,
+    },
 }
 
 /// Read-modify-write operations.
@@ -247,32 +287,120 @@ pub enum Kind {
     Nop,
     End,
     Barrier,
-    Wait { vector: usize, lgkm: usize },
-    Branch { condition: Condition, target: u64 },
-    Scalar { op: ScalarOp, dst: u16, src: [ScalarSrc; 2] },
+    Wait {
+        vector: usize,
+        lgkm: usize,
+    },
+    Branch {
+        condition: Condition,
+        target: u64,
+    },
+    Scalar {
+        op: ScalarOp,
+        dst: u16,
+        src: [ScalarSrc; 2],
+    },
     /// Moves only where SCC is set.
-    ConditionalMove { dst: u16, src: ScalarSrc, wide: bool },
-    SaveExec { f: fn(u64, u64) -> u64, dst: u16, src: ScalarSrc },
-    GetPc { dst: u16 },
-    SetPc { src: u16, link: Option<u16> },
+    ConditionalMove {
+        dst: u16,
+        src: ScalarSrc,
+        wide: bool,
+    },
+    SaveExec {
+        f: fn(u64, u64) -> u64,
+        dst: u16,
+        src: ScalarSrc,
+    },
+    GetPc {
+        dst: u16,
+    },
+    SetPc {
+        src: u16,
+        link: Option<u16>,
+    },
     /// Bit range of MODE.
-    SetMode { offset: u32, width: u32, src: ScalarSrc },
-    ReadConstant { dst: u16, value: u32 },
-    Clock { dst: u16 },
-    ScalarLoad { dst: Regs, base: u16, offset: i64, scalar: Option<ScalarSrc>, buffer: bool },
-    Row { op: RowOp, v: Vector },
-    Wide { op: WideOp, v: Vector },
-    Packed { op: PackedOp, v: Vector, sel_lo: u32, sel_hi: u32, neg_lo: u32, neg_hi: u32 },
-    PackedMove { v: Vector, sel_lo: u32, sel_hi: u32 },
-    FmaMix { v: Vector, sel: u32, half: u32, dst_half: Option<bool> },
-    Bit3 { v: Vector, table: u32 },
-    Compare { f: CompareFn, v: Vector, dst: u16, exec: bool },
-    CompareClass { v: Vector, dst: u16 },
-    Select { v: Vector, mask: u16 },
-    Carry { op: CarryOp, v: Vector, out: u16, carry: Option<u16> },
-    MulAdd64 { v: Vector, signed: bool, out: u16 },
-    DivScale { v: Vector, out: u16 },
-    DivFmas { v: Vector },
+    SetMode {
+        offset: u32,
+        width: u32,
+        src: ScalarSrc,
+    },
+    ReadConstant {
+        dst: u16,
+        value: u32,
+    },
+    Clock {
+        dst: u16,
+    },
+    ScalarLoad {
+        dst: Regs,
+        base: u16,
+        offset: i64,
+        scalar: Option<ScalarSrc>,
+        buffer: bool,
+    },
+    Row {
+        op: RowOp,
+        v: Vector,
+    },
+    Wide {
+        op: WideOp,
+        v: Vector,
+    },
+    Packed {
+        op: PackedOp,
+        v: Vector,
+        sel_lo: u32,
+        sel_hi: u32,
+        neg_lo: u32,
+        neg_hi: u32,
+    },
+    PackedMove {
+        v: Vector,
+        sel_lo: u32,
+        sel_hi: u32,
+    },
+    FmaMix {
+        v: Vector,
+        sel: u32,
+        half: u32,
+        dst_half: Option<bool>,
+    },
+    Bit3 {
+        v: Vector,
+        table: u32,
+    },
+    Compare {
+        f: CompareFn,
+        v: Vector,
+        dst: u16,
+        exec: bool,
+    },
+    CompareClass {
+        v: Vector,
+        dst: u16,
+    },
+    Select {
+        v: Vector,
+        mask: u16,
+    },
+    Carry {
+        op: CarryOp,
+        v: Vector,
+        out: u16,
+        carry: Option<u16>,
+    },
+    MulAdd64 {
+        v: Vector,
+        signed: bool,
+        out: u16,
+    },
+    DivScale {
+        v: Vector,
+        out: u16,
+    },
+    DivFmas {
+        v: Vector,
+    },
     Lane(LaneOp),
     Mfma(Box<Mfma>),
     Ds(Ds),

@@ -144,7 +144,15 @@ impl Decoder<'_> {
         let lds = self.parsed.flag("lds");
         let op = self.memory_op(rest, lds, sc0)?;
         let mut next = 0;
-        let mut mem = Mem { op, addressing: Addressing::Scratch { row: None, scalar: None }, data: 0, dst: 0, offset: 0, nontemporal, flat: space == "flat" };
+        let mut mem = Mem {
+            op,
+            addressing: Addressing::Scratch { row: None, scalar: None },
+            data: 0,
+            dst: 0,
+            offset: 0,
+            nontemporal,
+            flat: space == "flat",
+        };
         match op {
             MemOp::Load { bytes, convert } => {
                 mem.dst = self.row_written(0, bytes.div_ceil(4))?;

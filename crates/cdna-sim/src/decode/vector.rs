@@ -91,9 +91,7 @@ impl Decoder<'_> {
                 Ok(Kind::DivFmas { v: self.common(Ty::F32, &[Ty::F32; 3], 1)? })
             }
             "v_readfirstlane_b32" => Ok(Kind::Lane(LaneOp::ReadFirst { dst: self.write(0, 1)?, row: self.row(1, 1)? })),
-            "v_readlane_b32" => {
-                Ok(Kind::Lane(LaneOp::Read { dst: self.write(0, 1)?, row: self.row(1, 1)?, lane: self.scalar_src(2, 1)? }))
-            }
+            "v_readlane_b32" => Ok(Kind::Lane(LaneOp::Read { dst: self.write(0, 1)?, row: self.row(1, 1)?, lane: self.scalar_src(2, 1)? })),
             "v_writelane_b32" => {
                 let (value, lane) = (self.scalar_src(1, 1)?, self.scalar_src(2, 1)?);
                 Ok(Kind::Lane(LaneOp::Write { row: self.row_written(0, 1)?, value, lane }))
@@ -116,9 +114,11 @@ impl Decoder<'_> {
                 let sel = self.parsed.bits("op_sel")?.unwrap_or(0);
                 let half = self.parsed.bits("op_sel_hi")?.unwrap_or(0);
                 let v = self.common(Ty::F32, &[Ty::F32; 3], 1)?;
-                let constant = v.inputs.iter().enumerate().any(|(i, input)| {
-                    half >> i & 1 == 1 && matches!(input.src, VectorSrc::Scalar(ScalarSrc::Const(c)) if c != 0)
-                });
+                let constant = v
+                    .inputs
+                    .iter()
+                    .enumerate()
+                    .any(|(i, input)| half >> i & 1 == 1 && matches!(input.src, VectorSrc::Scalar(ScalarSrc::Const(c)) if c != 0));
                 if constant {
                     return Err("constant as a half".into());
                 }
@@ -342,7 +342,8 @@ impl Decoder<'_> {
         let banks = self.parsed.int("bank_mask")?.unwrap_or(15);
         // Printed as 1 by newer and 0 by older tools; present means set.
         let bound_zero = self.parsed.flag("bound_ctrl");
-        let enabled = (0..64).filter(|lane| rows >> (lane / 16) & 1 == 1 && banks >> (lane % 16 / 4) & 1 == 1).fold(0, |mask, lane| mask | 1 << lane);
+        let enabled =
+            (0..64).filter(|lane| rows >> (lane / 16) & 1 == 1 && banks >> (lane % 16 / 4) & 1 == 1).fold(0, |mask, lane| mask | 1 << lane);
         // Lanes that stay unchanged keep the destination's value, but a pending load into it is still a hazard by the write.
         Ok(Some(Box::new(Dpp { map, enabled, bound_zero })))
     }
@@ -446,4 +447,3 @@ fn typed_constant(imm: Imm, ty: Ty) -> u64 {
         _ => constant32(imm).into(),
     }
 }
-

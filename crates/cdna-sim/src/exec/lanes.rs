@@ -115,21 +115,49 @@ pub enum PackedOp {
 
 macro_rules! row {
     (|$a:ident| $e:expr) => {
-        RowFn::One(|x, o| (0..64).for_each(|i| { let $a = x[i]; o[i] = $e; }))
+        RowFn::One(|x, o| {
+            (0..64).for_each(|i| {
+                let $a = x[i];
+                o[i] = $e;
+            })
+        })
     };
     (|$a:ident, $b:ident| $e:expr) => {
-        RowFn::Two(|x, y, o| (0..64).for_each(|i| { let ($a, $b) = (x[i], y[i]); o[i] = $e; }))
+        RowFn::Two(|x, y, o| {
+            (0..64).for_each(|i| {
+                let ($a, $b) = (x[i], y[i]);
+                o[i] = $e;
+            })
+        })
     };
     (|$a:ident, $b:ident, $c:ident| $e:expr) => {
-        RowFn::Three(|x, y, z, o| (0..64).for_each(|i| { let ($a, $b, $c) = (x[i], y[i], z[i]); o[i] = $e; }))
+        RowFn::Three(|x, y, z, o| {
+            (0..64).for_each(|i| {
+                let ($a, $b, $c) = (x[i], y[i], z[i]);
+                o[i] = $e;
+            })
+        })
     };
 }
 
 macro_rules! row_f32 {
-    (|$a:ident| $e:expr) => { row!(|$a| { let $a = f32::from_bits($a); f32::to_bits($e) }) };
-    (|$a:ident, $b:ident| $e:expr) => { row!(|$a, $b| { let ($a, $b) = (f32::from_bits($a), f32::from_bits($b)); f32::to_bits($e) }) };
+    (|$a:ident| $e:expr) => {
+        row!(|$a| {
+            let $a = f32::from_bits($a);
+            f32::to_bits($e)
+        })
+    };
+    (|$a:ident, $b:ident| $e:expr) => {
+        row!(|$a, $b| {
+            let ($a, $b) = (f32::from_bits($a), f32::from_bits($b));
+            f32::to_bits($e)
+        })
+    };
     (|$a:ident, $b:ident, $c:ident| $e:expr) => {
-        row!(|$a, $b, $c| { let ($a, $b, $c) = (f32::from_bits($a), f32::from_bits($b), f32::from_bits($c)); f32::to_bits($e) })
+        row!(|$a, $b, $c| {
+            let ($a, $b, $c) = (f32::from_bits($a), f32::from_bits($b), f32::from_bits($c));
+            f32::to_bits($e)
+        })
     };
 }
 
@@ -154,7 +182,8 @@ fn sext24(x: u32) -> i32 {
     (x << 8) as i32 >> 8
 }
 
-const PLAIN: RowOp = RowOp { dst: Ty::B32, src: [Ty::B32; 3], f: RowFn::One(|x, o| *o = *x), accumulates: false, saturating: None, keeps_half: false };
+const PLAIN: RowOp =
+    RowOp { dst: Ty::B32, src: [Ty::B32; 3], f: RowFn::One(|x, o| *o = *x), accumulates: false, saturating: None, keeps_half: false };
 
 /// Instructions on 32-bit registers by mnemonic without its encoding suffix.
 pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
@@ -192,7 +221,13 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_floor_f32" => same(F32, row_f32!(|a| a.floor())),
         "v_rndne_f32" => same(F32, row_f32!(|a| a.round_ties_even())),
         "v_fract_f32" => same(F32, row!(|a| special::fract_f32(a, &math::KEEP))),
-        "v_ldexp_f32" => RowOp { dst: F32, src: [F32, B32, B32], f: row!(|a, b| special::ldexp_f32(a, b as i32, &math::KEEP)), accumulates: false, ..PLAIN },
+        "v_ldexp_f32" => RowOp {
+            dst: F32,
+            src: [F32, B32, B32],
+            f: row!(|a, b| special::ldexp_f32(a, b as i32, &math::KEEP)),
+            accumulates: false,
+            ..PLAIN
+        },
         "v_frexp_exp_i32_f32" => to(B32, F32, row!(|a| special::frexp_exp_f32(a) as u32)),
         "v_frexp_mant_f32" => same(F32, row!(|a| special::frexp_mant_f32(a))),
         "v_div_fixup_f32" => same(F32, row_f32!(|a, b, c| math::div_fixup(a, b, c))),
@@ -214,10 +249,13 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_cvt_pk_bf16_f32" => to(B32, F32, row!(|a, b| float::cvt_pk_bf16_f32(a, b, &math::KEEP))),
         "v_cvt_pk_f16_f32" => to(B32, F32, row!(|a, b| float::cvt_pk_f16_f32(a, b, &math::KEEP))),
         "v_cvt_pk_u16_u32" => same(B32, row!(|a, b| a.min(0xffff) | b.min(0xffff) << 16)),
-        "v_cvt_pk_i16_i32" => same(B32, row!(|a, b| {
-            let clip = |x: u32| (x as i32).clamp(-32768, 32767) as u32 & 0xffff;
-            clip(a) | clip(b) << 16
-        })),
+        "v_cvt_pk_i16_i32" => same(
+            B32,
+            row!(|a, b| {
+                let clip = |x: u32| (x as i32).clamp(-32768, 32767) as u32 & 0xffff;
+                clip(a) | clip(b) << 16
+            }),
+        ),
         "v_cvt_u16_f16" => to(B16, F16, row!(|a| u32::from(h(a) as u16))),
         "v_cvt_i16_f16" => to(B16, F16, row!(|a| u32::from(h(a) as i16 as u16))),
         "v_cvt_f16_u16" => to(F16, B16, row!(|a| to_h((a as u16).into()))),
@@ -246,10 +284,13 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_max3_i32" => same(B32, row!(|a, b, c| (a as i32).max(b as i32).max(c as i32) as u32)),
         "v_min3_i32" => same(B32, row!(|a, b, c| (a as i32).min(b as i32).min(c as i32) as u32)),
         "v_med3_u32" => same(B32, row!(|a, b, c| a.min(b).max(a.max(b).min(c)))),
-        "v_med3_i32" => same(B32, row!(|a, b, c| {
-            let (a, b, c) = (a as i32, b as i32, c as i32);
-            a.min(b).max(a.max(b).min(c)) as u32
-        })),
+        "v_med3_i32" => same(
+            B32,
+            row!(|a, b, c| {
+                let (a, b, c) = (a as i32, b as i32, c as i32);
+                a.min(b).max(a.max(b).min(c)) as u32
+            }),
+        ),
         "v_and_b32" => same(B32, row!(|a, b| a & b)),
         "v_or_b32" => same(B32, row!(|a, b| a | b)),
         "v_xor_b32" => same(B32, row!(|a, b| a ^ b)),
@@ -266,10 +307,13 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_bcnt_u32_b32" => same(B32, row!(|a, b| a.count_ones().wrapping_add(b))),
         "v_ffbh_u32" => same(B32, row!(|a| if a == 0 { u32::MAX } else { a.leading_zeros() })),
         "v_ffbl_b32" => same(B32, row!(|a| if a == 0 { u32::MAX } else { a.trailing_zeros() })),
-        "v_ffbh_i32" => same(B32, row!(|a| {
-            let folded = a ^ ((a as i32 >> 31) as u32);
-            if folded == 0 { u32::MAX } else { folded.leading_zeros() }
-        })),
+        "v_ffbh_i32" => same(
+            B32,
+            row!(|a| {
+                let folded = a ^ ((a as i32 >> 31) as u32);
+                if folded == 0 { u32::MAX } else { folded.leading_zeros() }
+            }),
+        ),
         "v_lshlrev_b32" => same(B32, row!(|a, b| b << (a & 31))),
         "v_lshrrev_b32" => same(B32, row!(|a, b| b >> (a & 31))),
         "v_ashrrev_i32" => same(B32, row!(|a, b| (b as i32 >> (a & 31)) as u32)),
@@ -279,9 +323,10 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_alignbit_b32" => same(B32, row!(|a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (c & 31)) as u32)),
         "v_alignbyte_b32" => same(B32, row!(|a, b, c| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32)),
         "v_perm_b32" => same(B32, row!(|a, b, c| math::perm(a, b, c))),
-        "v_sad_u8" => same(B32, row!(|a, b, c| {
-            a.to_le_bytes().iter().zip(b.to_le_bytes()).fold(c, |sum, (&x, y)| sum.wrapping_add(x.abs_diff(y).into()))
-        })),
+        "v_sad_u8" => same(
+            B32,
+            row!(|a, b, c| { a.to_le_bytes().iter().zip(b.to_le_bytes()).fold(c, |sum, (&x, y)| sum.wrapping_add(x.abs_diff(y).into())) }),
+        ),
         // 16 bits.
         "v_add_f16" => same(F16, row!(|a, b| half_op(f64::from(h(a)) + f64::from(h(b))))),
         "v_sub_f16" => same(F16, row!(|a, b| half_op(f64::from(h(a)) - f64::from(h(b))))),
@@ -306,10 +351,18 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_pack_b32_f16" => to(B32, F16, row!(|a, b| a & 0xffff | b << 16)),
         "v_dot4_i32_i8" => same(B32, row!(|a, b, c| math::dot4_i8(a, b, c))),
         "v_dot4c_i32_i8" => acc(B32, row!(|a, b, c| math::dot4_i8(a, b, c))),
-        "v_dot2_f32_f16" => RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_f16(a, b, c)), accumulates: false, ..PLAIN },
-        "v_dot2c_f32_f16" => RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_f16(a, b, c)), accumulates: true, ..PLAIN },
-        "v_dot2_f32_bf16" => RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_bf16(a, b, c)), accumulates: false, ..PLAIN },
-        "v_dot2c_f32_bf16" => RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_bf16(a, b, c)), accumulates: true, ..PLAIN },
+        "v_dot2_f32_f16" => {
+            RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_f16(a, b, c)), accumulates: false, ..PLAIN }
+        }
+        "v_dot2c_f32_f16" => {
+            RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_f16(a, b, c)), accumulates: true, ..PLAIN }
+        }
+        "v_dot2_f32_bf16" => {
+            RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_bf16(a, b, c)), accumulates: false, ..PLAIN }
+        }
+        "v_dot2c_f32_bf16" => {
+            RowOp { dst: F32, src: [B32, B32, F32], f: row!(|a, b, c| math::dot2_bf16(a, b, c)), accumulates: true, ..PLAIN }
+        }
         _ => return None,
     };
     // These exist in the VOP3 encoding alone and select a half of their destination; the others clear the upper half.
@@ -434,13 +487,21 @@ pub type CompareFn = fn(&[u64; 64], &[u64; 64]) -> u64;
 pub fn compare_op(name: &str) -> Option<(Ty, CompareFn)> {
     macro_rules! mask {
         (|$a:ident, $b:ident| $e:expr) => {
-            |x, y| (0..64).fold(0u64, |mask, i| { let ($a, $b) = (x[i], y[i]); mask | u64::from($e) << i })
+            |x, y| {
+                (0..64).fold(0u64, |mask, i| {
+                    let ($a, $b) = (x[i], y[i]);
+                    mask | u64::from($e) << i
+                })
+            }
         };
     }
     macro_rules! family {
         ($cond:expr, $ty:expr, $conv:expr) => {{
             let f: CompareFn = match $cond {
-                "f" => mask!(|a, b| { let _ = (a, b); false }),
+                "f" => mask!(|a, b| {
+                    let _ = (a, b);
+                    false
+                }),
                 "lt" => mask!(|a, b| $conv(a) < $conv(b)),
                 "eq" => mask!(|a, b| $conv(a) == $conv(b)),
                 "le" => mask!(|a, b| $conv(a) <= $conv(b)),
@@ -448,15 +509,24 @@ pub fn compare_op(name: &str) -> Option<(Ty, CompareFn)> {
                 "ge" => mask!(|a, b| $conv(a) >= $conv(b)),
                 "ne" => mask!(|a, b| $conv(a) != $conv(b)),
                 "lg" => mask!(|a, b| $conv(a) < $conv(b) || $conv(a) > $conv(b)),
-                "o" => mask!(|a, b| { let (a, b) = ($conv(a), $conv(b)); a == a && b == b }),
-                "u" => mask!(|a, b| { let (a, b) = ($conv(a), $conv(b)); a != a || b != b }),
+                "o" => mask!(|a, b| {
+                    let (a, b) = ($conv(a), $conv(b));
+                    a == a && b == b
+                }),
+                "u" => mask!(|a, b| {
+                    let (a, b) = ($conv(a), $conv(b));
+                    a != a || b != b
+                }),
                 "nge" => mask!(|a, b| !($conv(a) >= $conv(b))),
                 "nlg" => mask!(|a, b| !($conv(a) < $conv(b) || $conv(a) > $conv(b))),
                 "ngt" => mask!(|a, b| !($conv(a) > $conv(b))),
                 "nle" => mask!(|a, b| !($conv(a) <= $conv(b))),
                 "neq" => mask!(|a, b| $conv(a) != $conv(b)),
                 "nlt" => mask!(|a, b| !($conv(a) < $conv(b))),
-                "t" | "tru" => mask!(|a, b| { let _ = (a, b); true }),
+                "t" | "tru" => mask!(|a, b| {
+                    let _ = (a, b);
+                    true
+                }),
                 _ => return None,
             };
             Some(($ty, f))

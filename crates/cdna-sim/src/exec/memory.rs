@@ -225,17 +225,47 @@ fn modify(op: AtomicOp, bytes: u16, old: u64, operand: u64, compare: u64) -> u64
     let new = match op {
         AtomicOp::Add => old.wrapping_add(operand),
         AtomicOp::Sub => old.wrapping_sub(operand),
-        AtomicOp::MinI => if signed(old) <= signed(operand) { old } else { operand },
-        AtomicOp::MaxI => if signed(old) >= signed(operand) { old } else { operand },
+        AtomicOp::MinI => {
+            if signed(old) <= signed(operand) {
+                old
+            } else {
+                operand
+            }
+        }
+        AtomicOp::MaxI => {
+            if signed(old) >= signed(operand) {
+                old
+            } else {
+                operand
+            }
+        }
         AtomicOp::MinU => old.min(operand),
         AtomicOp::MaxU => old.max(operand),
         AtomicOp::And => old & operand,
         AtomicOp::Or => old | operand,
         AtomicOp::Xor => old ^ operand,
         AtomicOp::Swap => operand,
-        AtomicOp::CmpSwap => if old == compare { operand } else { old },
-        AtomicOp::Inc => if old >= operand { 0 } else { old + 1 },
-        AtomicOp::Dec => if old == 0 || old > operand { operand } else { old - 1 },
+        AtomicOp::CmpSwap => {
+            if old == compare {
+                operand
+            } else {
+                old
+            }
+        }
+        AtomicOp::Inc => {
+            if old >= operand {
+                0
+            } else {
+                old + 1
+            }
+        }
+        AtomicOp::Dec => {
+            if old == 0 || old > operand {
+                operand
+            } else {
+                old - 1
+            }
+        }
         AtomicOp::AddF32 => (f32::from_bits(old as u32) + f32::from_bits(operand as u32)).to_bits().into(),
         AtomicOp::AddF64 => (f64::from_bits(old) + f64::from_bits(operand)).to_bits(),
         AtomicOp::AddPkF16 => pair(&|a, b| f16::from_f32(f16::from_bits(a).to_f32() + f16::from_bits(b).to_f32()).to_bits()),

@@ -346,10 +346,34 @@ fn class_of(bits: u32) -> u32 {
     let negative = x.is_sign_negative();
     match x.classify() {
         std::num::FpCategory::Nan => 1 << u32::from(bits & 0x40_0000 != 0),
-        std::num::FpCategory::Infinite => if negative { 1 << 2 } else { 1 << 9 },
-        std::num::FpCategory::Normal => if negative { 1 << 3 } else { 1 << 8 },
-        std::num::FpCategory::Subnormal => if negative { 1 << 4 } else { 1 << 7 },
-        std::num::FpCategory::Zero => if negative { 1 << 5 } else { 1 << 6 },
+        std::num::FpCategory::Infinite => {
+            if negative {
+                1 << 2
+            } else {
+                1 << 9
+            }
+        }
+        std::num::FpCategory::Normal => {
+            if negative {
+                1 << 3
+            } else {
+                1 << 8
+            }
+        }
+        std::num::FpCategory::Subnormal => {
+            if negative {
+                1 << 4
+            } else {
+                1 << 7
+            }
+        }
+        std::num::FpCategory::Zero => {
+            if negative {
+                1 << 5
+            } else {
+                1 << 6
+            }
+        }
     }
 }
 
@@ -437,4 +461,3 @@ fn lane_op(wave: &mut Wave, op: &LaneOp) -> Result<(), Stop> {
     }
     Ok(())
 }
-
