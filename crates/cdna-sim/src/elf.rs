@@ -103,11 +103,11 @@ pub struct KernelInfo {
 }
 
 impl KernelInfo {
-    /// Allocated architectural VGPRs and AGPRs (each at most 256 usable).
-    pub fn register_limits(&self) -> (usize, usize) {
+    /// Vector registers allocated, and the first of them that is an AGPR.
+    pub fn register_file(&self) -> (usize, usize) {
         let total = ((self.rsrc[0] & 0x3f) as usize + 1) * 8;
-        let accum = ((self.rsrc[2] & 0x3f) as usize + 1) * 4;
-        (accum.min(total), total.saturating_sub(accum))
+        let split = ((self.rsrc[2] & 0x3f) as usize + 1) * 4;
+        (total, split.min(total))
     }
 
     /// User SGPRs, preloaded ones included.

@@ -10,7 +10,7 @@ use crate::exec::{Env, Group, Stop, run};
 use crate::lds::Lds;
 use crate::mem::{Map, Memory, View};
 use crate::operand::{AGPR, EXEC, Regs, VGPR};
-use crate::program::Program;
+use crate::program::{Inst, Program};
 use crate::wave::{Mode, State, Wave};
 
 /// A code object ready to run: its program, and its image in memory.
@@ -163,15 +163,20 @@ impl Module {
     }
 
     /// Every instruction of the kernel must stay inside the allocated registers.
+    ///
+    /// AGPRs are the file's upper part; VGPR numbers past the split reach into it, which code without AGPRs uses and code with AGPRs must not.
     fn check_registers(&self, kernel: &KernelInfo) -> Result<()> {
-        let (vgprs, agprs) = kernel.register_limits();
+        let (total, split) = kernel.register_file();
         let next = self.object.kernels.iter().map(|other| other.entry).filter(|&entry| entry > kernel.entry).min().unwrap_or(u64::MAX);
+        let insts = || self.program.insts.iter().filter(|inst| (kernel.entry..next).contains(&inst.address));
+        let all = |inst: &Inst| inst.reads.iter().chain(&*inst.writes).copied().collect::<Vec<Regs>>();
+        let uses_agprs = insts().flat_map(all).any(|regs| regs.first >= AGPR);
         let outside = |regs: &Regs| {
-            let (base, limit) = if regs.first >= AGPR { (AGPR, agprs) } else { (VGPR, vgprs) };
+            let (base, limit) = if regs.first >= AGPR { (AGPR, total - split) } else { (VGPR, if uses_agprs { split } else { total }) };
             regs.first >= VGPR && usize::from(regs.first + regs.count - base) > limit
         };
-        for inst in self.program.insts.iter().filter(|inst| (kernel.entry..next).contains(&inst.address)) {
-            if let Some(regs) = inst.reads.iter().chain(&*inst.writes).find(|regs| outside(regs)) {
+        for inst in insts() {
+            if let Some(regs) = all(inst).iter().find(|regs| outside(regs)) {
                 let register = crate::operand::register_name(regs.first + regs.count - 1);
                 let site = Site { text: inst.text.to_string(), address: inst.address, workgroup: [0; 3], wave: 0, lane: None };
                 return Err(Error::Execution { fault: Box::new(Fault::RegisterOutOfRange(register)), site: Box::new(site) });
