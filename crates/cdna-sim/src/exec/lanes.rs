@@ -325,7 +325,7 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_perm_b32" => same(B32, row!(|a, b, c| math::perm(a, b, c))),
         "v_sad_u8" => same(
             B32,
-            row!(|a, b, c| { a.to_le_bytes().iter().zip(b.to_le_bytes()).fold(c, |sum, (&x, y)| sum.wrapping_add(x.abs_diff(y).into())) }),
+            row!(|a, b, c| a.to_le_bytes().iter().zip(b.to_le_bytes()).fold(c, |sum, (&x, y)| sum.wrapping_add(x.abs_diff(y).into()))),
         ),
         // 16 bits.
         "v_add_f16" => same(F16, row!(|a, b| half_op(f64::from(h(a)) + f64::from(h(b))))),
