@@ -28,4 +28,4 @@ pub use elf::{Arch, CodeObject, KernelInfo};
 pub use error::{Error, Fault, Result, Site};
 pub use launch::{Launch, Module};
 pub use mem::Memory;
-pub use program::{Class, Program};
+pub use program::{Class, Inst, Program};

@@ -144,6 +144,8 @@ fn place(text: &str) -> Place {
     if let Some(regs) = register_run(text) {
         return Place::Regs(regs);
     }
+    // A literal that an inline constant could have encoded is marked as one.
+    let text = text.strip_prefix("lit(").and_then(|t| t.strip_suffix(')')).unwrap_or(text);
     if let Some(hex) = text.strip_prefix("0x")
         && let Ok(bits) = u32::from_str_radix(hex, 16)
     {

@@ -135,7 +135,8 @@ impl Inputs {
                 let seen = if case.causal { len - (case.q_len - 1 - token) } else { len };
                 for _ in 0..case.gqa {
                     let query: Vec<f64> = (0..HEAD).map(|_| case.q.encode(gauss(), &mut q)).collect();
-                    let score = |t: usize| (0..HEAD).map(|d| query[d] * k_at(row[t / PAGE], head, t % PAGE, d)).sum::<f64>() / (HEAD as f64).sqrt();
+                    let score =
+                        |t: usize| (0..HEAD).map(|d| query[d] * k_at(row[t / PAGE], head, t % PAGE, d)).sum::<f64>() / (HEAD as f64).sqrt();
                     let scores: Vec<f64> = (0..seen).map(score).collect();
                     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();

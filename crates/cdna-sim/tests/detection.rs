@@ -33,7 +33,10 @@ fn expect(result: Result<Vec<u32>, Error>, text: &str, wave: usize, lane: Option
     let site = error.site().unwrap_or_else(|| panic!("{message}")).clone();
     assert!(site.text.starts_with(text), "{message}");
     assert_eq!((site.wave, site.lane), (wave, lane), "{message}");
-    assert!(message.contains(&site.text) && message.contains(&format!("{:#x}", site.address)) && message.contains(&format!("wave {wave}")), "{message}");
+    assert!(
+        message.contains(&site.text) && message.contains(&format!("{:#x}", site.address)) && message.contains(&format!("wave {wave}")),
+        "{message}"
+    );
     error.fault().unwrap().clone()
 }
 
@@ -70,7 +73,17 @@ fn buffer_accesses_outside_the_descriptor_read_zero_and_write_nothing() {
     let body = "s_mov_b32 s6, 64\ns_mov_b32 s7, 0x20000\nbuffer_load_dword v2, v1, s[4:7], 0 offen offset:4\ns_waitcnt vmcnt(0)\n\
                 v_add_u32_e32 v2, 0x100, v2\nbuffer_store_dword v2, v1, s[4:7], 0 offen\n";
     let out = run(body, 0, 64, 64).unwrap();
-    let want: Vec<u32> = (0..64).map(|i| if i < 15 { i + 1 + 0x100 } else if i == 15 { 0x100 } else { i }).collect();
+    let want: Vec<u32> = (0..64)
+        .map(|i| {
+            if i < 15 {
+                i + 1 + 0x100
+            } else if i == 15 {
+                0x100
+            } else {
+                i
+            }
+        })
+        .collect();
     assert_eq!(out, want);
     // A descriptor that promises more than there is lets nothing pass.
     assert!(run(&body.replace("s6, 64", "s6, 0x1000"), 0, 64, 64).is_err());
@@ -209,7 +222,10 @@ fn unknown_instructions_stop_where_they_stand() {
 fn registers_outside_the_allocation() {
     require_clang!();
     assert!(run("v_mov_b32_e32 v31, 0\nv_accvgpr_write_b32 a15, 0\n", 0, 64, 64).is_ok());
-    assert!(matches!(expect(run("v_mov_b32_e32 v32, 0\nv_accvgpr_write_b32 a15, 0\n", 0, 64, 64), "v_mov_b32", 0, None), Fault::RegisterOutOfRange(_)));
+    assert!(matches!(
+        expect(run("v_mov_b32_e32 v32, 0\nv_accvgpr_write_b32 a15, 0\n", 0, 64, 64), "v_mov_b32", 0, None),
+        Fault::RegisterOutOfRange(_)
+    ));
     assert!(run("v_accvgpr_write_b32 a16, 0\n", 0, 64, 64).is_err());
     // Without AGPRs the whole file is VGPRs.
     assert!(run("v_mov_b32_e32 v47, 0\n", 0, 64, 64).is_ok());

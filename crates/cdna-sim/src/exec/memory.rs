@@ -114,7 +114,7 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
                 let offset = ds.offsets[part];
                 for lane in lanes(exec) {
                     let by = Access { wave: wave.index, inst, waits: &wave.waits, vector: false, atomic: false };
-                    let at = u64::from(addr[lane]) + u64::from(offset);
+                    let at = u64::from(addr[lane].wrapping_add(offset));
                     let data = group.lds.read(by, at, usize::from(bytes)).map_err(|e| lds_fault(env, e, lane))?;
                     let first = usize::from(ds.dst.unwrap_or(0)) + part * count;
                     for (i, chunk) in data.chunks(4).enumerate() {
@@ -134,7 +134,7 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
                 for lane in lanes(exec) {
                     let data = bytes_of(wave, first, lane, usize::from(bytes), high);
                     let by = Access { wave: wave.index, inst, waits: &wave.waits, vector: false, atomic: false };
-                    let at = u64::from(addr[lane]) + u64::from(offset);
+                    let at = u64::from(addr[lane].wrapping_add(offset));
                     group.lds.write(by, at, &data[..usize::from(bytes)]).map_err(|e| lds_fault(env, e, lane))?;
                 }
                 group.counters.lds_bank_conflicts += bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count);
@@ -145,7 +145,7 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
         DsOp::Atomic { op, bytes } => {
             for lane in lanes(exec) {
                 let by = Access { wave: wave.index, inst, waits: &wave.waits, vector: false, atomic: true };
-                let at = u64::from(addr[lane]) + u64::from(ds.offsets[0]);
+                let at = u64::from(addr[lane].wrapping_add(ds.offsets[0]));
                 let old = number(group.lds.peek(at, usize::from(bytes)).map_err(|e| lds_fault(env, e, lane))?);
                 let operand = number(&bytes_of(wave, usize::from(ds.data[0]), lane, usize::from(bytes), false)[..usize::from(bytes)]);
                 let new = modify(op, bytes, old, operand, 0);
