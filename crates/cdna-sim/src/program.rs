@@ -4,6 +4,7 @@ use crate::elf::Arch;
 use crate::error::Result;
 use crate::exec::lanes::{CompareFn, PackedOp, RowOp, Ty, WideOp};
 use crate::exec::scalar::ScalarOp;
+use crate::float::{MiniFloat, Wide};
 use crate::mfma::MfmaOp;
 use crate::operand::Regs;
 
@@ -368,6 +369,20 @@ pub enum Kind {
     Bit3 {
         v: Vector,
         table: u32,
+    },
+    /// To an 8- or 4-bit format with a scale, into part `part` of the destination.
+    ScaledTo {
+        v: Vector,
+        from: Wide,
+        to: MiniFloat,
+        part: u32,
+    },
+    /// From part `part` of the source.
+    ScaledFrom {
+        v: Vector,
+        from: MiniFloat,
+        to: Wide,
+        part: u32,
     },
     Compare {
         f: CompareFn,

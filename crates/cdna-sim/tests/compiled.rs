@@ -186,3 +186,57 @@ fn conversions_of_cdna4() {
     let want: Vec<u8> = x.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
     assert_eq!(memory.read(out, 256).unwrap(), want);
 }
+
+/// Assembles a body for gfx950 that stores `count` words a lane from v8 on, and returns them by lane.
+fn registers(body: &str, lds: usize, count: usize) -> Vec<Vec<u32>> {
+    let shift = count.trailing_zeros() + 2;
+    let width = ["", "x2", "", "x4"][count - 1];
+    let source = format!(
+        "s_load_dwordx2 s[4:5], s[0:1], 0x0\nv_lshlrev_b32_e32 v1, 2, v0\ns_waitcnt lgkmcnt(0)\n{body}\nv_lshlrev_b32_e32 v2, {shift}, v0\n\
+         global_store_dword{width} v2, v[8:{}], s[4:5]\n",
+        7 + count
+    );
+    let module = Module::load(&support::assemble(&source, "gfx950", lds, 0)).unwrap();
+    let memory = Memory::new();
+    let out = memory.alloc(64 * 4 * count).unwrap();
+    launch(&module, &memory, "test", &pointers(&[out]), 1, 64);
+    words(&memory, out, 64 * count).chunks(count).map(<[u32]>::to_vec).collect()
+}
+
+#[test]
+fn transposing_reads_give_each_lane_a_column() {
+    require_clang!();
+    // LDS byte i holds i (mod 256) after each lane has written eight of them; lane l reads at 8 l, so a group of 16 lanes reads a matrix.
+    let fill = "v_lshlrev_b32_e32 v3, 3, v0\nv_mul_u32_u24_e32 v4, 0x808, v0\n\
+                v_and_b32_e32 v4, 0x1f, v0\nv_lshlrev_b32_e32 v4, 3, v4\ns_mov_b32 s6, 0x1010101\nv_mul_lo_u32 v4, v4, s6\n\
+                v_add_u32_e32 v5, 0x7060504, v4\nv_add_u32_e32 v4, 0x3020100, v4\nds_write_b64 v3, v[4:5]\ns_waitcnt lgkmcnt(0)\n";
+    for bits in [16, 8, 4] {
+        let got = registers(&format!("{fill}ds_read_b64_tr_b{bits} v[8:9], v3\ns_waitcnt lgkmcnt(0)"), 512, 2);
+        let memory: Vec<u8> = (0..512).map(|i| i as u8).collect();
+        let element =
+            |at: usize| (0..bits).fold(0u64, |x, bit| x | u64::from(memory[(at * bits + bit) / 8] >> ((at * bits + bit) % 8) & 1) << bit);
+        for (lane, got) in got.iter().enumerate() {
+            // The group's matrix starts at its first lane's address and has rows of 16 elements.
+            let first = lane / 16 * 16 * 64 / bits;
+            let want = (0..64 / bits).fold(0, |x, row| x | element(first + 16 * row + lane % 16) << (bits * row));
+            assert_eq!(u64::from(got[0]) | u64::from(got[1]) << 32, want, "b{bits}, lane {lane}");
+        }
+    }
+}
+
+#[test]
+fn scaled_conversions() {
+    require_clang!();
+    // 3.0 and -1.5 divided by a scale of 2 (its exponent alone counts) as FP4 into byte 2, as FP8 into the upper half, and back.
+    let set = "v_mov_b32_e32 v4, 0x40400000\nv_mov_b32_e32 v5, 0xbfc00000\nv_mov_b32_e32 v6, 0x40200000\nv_mov_b32_e32 v8, 0\nv_mov_b32_e32 v9, 0\n";
+    let to = "v_cvt_scalef32_pk_fp4_f32 v8, v4, v5, v6 op_sel:[0,0,0,1]\nv_cvt_scalef32_pk_fp8_f32 v9, v4, v5, v6 op_sel:[0,0,0,1]\n";
+    let format = cdna_sim::float::MiniFloat::E4m3;
+    let [high, low] = [-0.75, 1.5].map(|x| u32::from(format.encode(x, false)));
+    // E2M1 has 1.5 (code 3); -0.75 lies between -0.5 (9) and -1 (10) and goes to the even one.
+    assert_eq!(registers(&format!("{set}{to}"), 0, 2)[17], [0xa3 << 16, (high << 8 | low) << 16]);
+    let from = format!(
+        "{set}{to}v_mov_b32_e32 v7, v8\nv_mov_b32_e32 v10, v9\nv_cvt_scalef32_pk_f32_fp4 v[8:9], v7, v6 op_sel:[0,1,0]\nv_cvt_scalef32_pk_f32_fp8 v[10:11], v10, v6 op_sel:[1,0,0]\n"
+    );
+    let got = registers(&from, 0, 4)[40].iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>();
+    assert_eq!(got, [3.0, -2.0, 3.0, -1.5]);
+}

@@ -32,11 +32,10 @@ impl Decoder<'_> {
         if let Some(rest) = name.strip_prefix("read_") {
             if let Some(bits) = rest.split_once("_tr_b").map(|(_, bits)| bits) {
                 let bits = bits.parse::<u16>().map_err(|e| e.to_string())?;
-                let expected = if bits == 6 { ("b96", 3) } else { ("b64", 2) };
-                if self.arch != Arch::Gfx950 || !rest.starts_with(expected.0) || bits == 6 {
+                if self.arch != Arch::Gfx950 || !rest.starts_with("b64") || !matches!(bits, 4 | 8 | 16) {
                     return Err("transposing read".into());
                 }
-                let (dst, addr) = (self.row_written(0, expected.1)?, self.row(1, 1)?);
+                let (dst, addr) = (self.row_written(0, 2)?, self.row(1, 1)?);
                 return Ok(Kind::Ds(Ds { op: DsOp::ReadTransposed { bits }, addr, dst: Some(dst), data: [0; 2], offsets }));
             }
             let (bytes, convert) = load_shape(rest).ok_or("unknown LDS read")?;

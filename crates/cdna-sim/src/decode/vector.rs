@@ -2,6 +2,7 @@
 
 use super::{Decoded, Decoder, EXEC_PAIR, VCC_PAIR, constant32, constant64, special};
 use crate::exec::lanes::{PackedOp, Ty, compare_op, packed_op, row_op, wide_op};
+use crate::float::{MiniFloat, Wide};
 use crate::mfma::{MfmaOp, Modifiers, Scale};
 use crate::operand::{Imm, Operand, Place, Regs, VGPR};
 use crate::program::{CarryOp, Class, Dpp, Input, Kind, LaneOp, Mfma, ScalarSrc, Sdwa, Select, Unused, Vector, VectorSrc};
@@ -135,7 +136,43 @@ impl Decoder<'_> {
                 let v = self.common(Ty::B64, &[Ty::B64; 2], 1)?;
                 Ok(Kind::PackedMove { v, sel_lo, sel_hi })
             }
+            name if name.starts_with("v_cvt_scalef32_pk_") => self.scaled_conversion(),
             _ => Err("unknown instruction".into()),
+        }
+    }
+
+    /// `v_cvt_scalef32_pk_TO_FROM`, one of the two an 8- or 4-bit format.
+    fn scaled_conversion(&mut self) -> Result<Kind, String> {
+        let types = self.name.trim_start_matches("v_cvt_scalef32_pk_").split_once('_');
+        let (to, from) = types.ok_or("unknown conversion")?;
+        let wide = |name: &str| match name {
+            "f32" => Some(Wide::F32),
+            "f16" => Some(Wide::F16),
+            "bf16" => Some(Wide::Bf16),
+            _ => None,
+        };
+        let mini = |name: &str| match name {
+            "fp8" => Some(self.arch.fp8().fp8()),
+            "bf8" => Some(self.arch.fp8().bf8()),
+            "fp4" => Some(MiniFloat::E2m1),
+            _ => None,
+        };
+        // The printed list's length varies with the operands: the encoding has op_sel at one place.
+        self.parsed.take("op_sel");
+        let op_sel = self.line.words[0] >> 11 & 15;
+        match (wide(from), mini(to), mini(from), wide(to)) {
+            (Some(from), Some(to), _, _) => {
+                let types: &[Ty] = if from == Wide::F32 { &[Ty::F32, Ty::F32, Ty::B32] } else { &[Ty::B32; 2] };
+                let v = self.common(Ty::B32, types, 1)?;
+                self.reads.push(Regs::new(VGPR + v.dst, 1));
+                let part = if to == MiniFloat::E2m1 { op_sel >> 2 } else { op_sel >> 3 };
+                Ok(Kind::ScaledTo { v, from, to, part })
+            }
+            (_, _, Some(from), Some(to)) => {
+                let v = self.common(if to == Wide::F32 { Ty::B64 } else { Ty::B32 }, &[Ty::B32; 2], 1)?;
+                Ok(Kind::ScaledFrom { v, from, to, part: if from == MiniFloat::E2m1 { op_sel & 3 } else { op_sel & 1 } })
+            }
+            _ => Err("unknown conversion".into()),
         }
     }
 

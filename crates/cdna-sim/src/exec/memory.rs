@@ -158,7 +158,7 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
             if ds.dst.is_some() { usize::from(bytes) / 4 } else { 0 }
         }
         DsOp::ReadTransposed { bits } => {
-            transposed(wave, env, group, ds, bits)?;
+            transposed(wave, env, group, ds, bits.into())?;
             group.counters.lds_accesses += 1;
             2
         }
@@ -168,9 +168,31 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
     Ok(())
 }
 
-/// Transposing read: 16 lanes hold a block of 8 bytes each; lane i gets element i % (elements a lane) of ... in its column.
-fn transposed(_: &mut Wave, _: &Env, _: &mut Group, _: &Ds, bits: u16) -> Step {
-    Err(unsupported(format!("transposing read of {bits}-bit elements")))
+/// Transposing read. Each group of 16 lanes holds a matrix with rows of 16 elements, a row over as many lanes as 64-bit pieces of it are;
+/// lane i of the group gets column i.
+fn transposed(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds, bits: usize) -> Step {
+    if wave.exec() != u64::MAX {
+        return Err(unsupported("transposing read with inactive lanes"));
+    }
+    let mut pieces = [0u64; 64];
+    for (lane, piece) in pieces.iter_mut().enumerate() {
+        let by = Access { wave: wave.index, inst: wave.pc as u32, waits: &wave.waits, vector: false, atomic: false };
+        let at = wave.v[usize::from(ds.addr)][lane].wrapping_add(ds.offsets[0]);
+        *piece = number(group.lds.read(by, at.into(), 8).map_err(|e| lds_fault(env, e, lane))?);
+    }
+    let elements = 64 / bits;
+    let lanes_of_row = 16 / elements;
+    let dst = usize::from(ds.dst.unwrap_or(0));
+    for lane in 0..64 {
+        let (first, column) = (lane / 16 * 16, lane % 16);
+        let element = |row: usize| {
+            let piece = pieces[first + lanes_of_row * row + column / elements];
+            piece >> (bits * (column % elements)) & ((1 << bits) - 1)
+        };
+        let value = (0..elements).fold(0, |value, row| value | element(row) << (bits * row));
+        set_number(wave, dst, lane, 8, value);
+    }
+    Ok(())
 }
 
 fn cross(data: &Row, addr: &Row, ds: &Ds, exec: u64) -> Row {

@@ -3,6 +3,7 @@
 use super::{Step, Stop, unsupported};
 use crate::exec::lanes::{PackedOp, Row, Ty};
 use crate::exec::math;
+use crate::float::{self, Wide};
 use crate::operand::EXEC;
 use crate::program::{CarryOp, Kind, LaneOp, Select, Unused, Vector, VectorSrc};
 use crate::wave::{Wave, lanes};
@@ -199,6 +200,24 @@ pub fn step(wave: &mut Wave, kind: &Kind) -> Step {
                 }
             }
             finish(wave, v, Ty::B32, out, false);
+        }
+        Kind::ScaledTo { v, from, to, part } => {
+            let two = *from == Wide::F32;
+            let (a, b) = (flushed(wave, v, 0), flushed(wave, v, 1));
+            let scale = if two { input(wave, v, 2) } else { b };
+            let (old, mode) = (wave.v[usize::from(v.dst)], if wave.mode.saturates() { &math::SATURATE } else { &math::KEEP });
+            let convert = |lane: usize| {
+                let s = [a[lane], if two { b[lane] } else { 0 }];
+                float::cvt_scalef32_pk_to(old[lane], s, scale[lane], *part, *from, *to, mode)
+            };
+            finish(wave, v, Ty::B32, std::array::from_fn(convert), false);
+        }
+        Kind::ScaledFrom { v, from, to, part } => {
+            let (a, scale) = (input(wave, v, 0), input(wave, v, 1));
+            let both: [[u32; 2]; 64] =
+                std::array::from_fn(|lane| float::cvt_scalef32_pk_from(a[lane], scale[lane], *part, *from, *to, &math::KEEP));
+            let ty = if *to == Wide::F32 { Ty::B64 } else { Ty::B32 };
+            write_wide(wave, v, ty, &both.map(|[low, high]| u64::from(low) | u64::from(high) << 32));
         }
         Kind::Compare { f, v, dst, exec } => {
             let mask = f(&wide_input(wave, v, 0), &wide_input(wave, v, 1)) & wave.exec();
