@@ -134,12 +134,14 @@ fn inputs(op: &MfmaOp, kind: Kind, mut value: impl FnMut() -> f64) -> (Vec<Vec<V
     let words = op.m * op.k * op.blocks / 64 / per_word;
     let mut matrix = vec![vec![vec![f64::NAN; op.k]; op.m]; op.blocks];
     let mut registers = vec![[0u32; 64]; words];
-    for lane in 0..64 {
-        for item in 0..words * per_word {
-            let (block, row, k) = element(op, kind, lane, item);
-            let code = kind.encode(value());
-            matrix[block][row][k] = kind.decode(code);
-            registers[item / per_word][lane] |= code << (item % per_word * kind.bits());
+    for (word, register) in registers.iter_mut().enumerate() {
+        for (lane, bits) in register.iter_mut().enumerate() {
+            for part in 0..per_word {
+                let (block, row, k) = element(op, kind, lane, word * per_word + part);
+                let code = kind.encode(value());
+                matrix[block][row][k] = kind.decode(code);
+                *bits |= code << (part * kind.bits());
+            }
         }
     }
     (matrix, registers)

@@ -5,7 +5,6 @@ use super::{Input, MfmaOp, Modifiers, Register, Scale, layout};
 /// How the products of f32-accumulating MFMAs are summed.
 #[derive(Clone, Copy)]
 struct Order {
-    k: usize,
     /// Products that are summed before the accumulator is rounded.
     group: usize,
     /// One f32 fused multiply-add a product instead.
@@ -26,7 +25,7 @@ pub(super) fn floats(op: &MfmaOp, a: &[f64], b: &[f64], c: &[Register], d: &mut 
         Input::Fp8 | Input::Bf8 => 16,
         _ => 8,
     };
-    let order = Order { k: op.k, group: group.min(op.k), fused_f32: op.a == Input::F32, fp16_ovfl: modifiers.fp16_ovfl };
+    let order = Order { group: group.min(op.k), fused_f32: op.a == Input::F32, fp16_ovfl: modifiers.fp16_ovfl };
     let factors = modifiers.scales.as_ref().map(|[a, b]| Factors { a: factors(op, a), b: factors(op, b) });
     let multiply = match op.m {
         4 => block::<4>,
@@ -117,7 +116,6 @@ fn block_generic<const M: usize, const FMA: bool>(
             *word = sum.to_bits();
         }
     }
-    debug_assert_eq!(a.len(), order.k * M);
 }
 
 /// `x` rounded to f32; with `fp16_ovfl` an infinity that comes of finite operands (`witness` is finite) is the largest finite value.
@@ -143,6 +141,38 @@ pub(super) fn integers(op: &MfmaOp, a: &[i32], b: &[i32], c: &[Register], d: &mu
             for (column, sum) in sums[..op.m].iter().enumerate() {
                 let c = c[register][lane + column] as i32;
                 d[register][lane + column] = if saturate { c.saturating_add(*sum) } else { c.wrapping_add(*sum) } as u32;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
+    /// The portable code and the machine's widest give the same bits, scaled or not.
+    #[test]
+    fn vector_variants_agree() {
+        let mut rng = StdRng::seed_from_u64(31);
+        let bf16 = |rng: &mut StdRng| f64::from(f32::from_bits(rng.random_range(-1.0e3..1.0e3f32).to_bits() & 0xffff_0000));
+        let rows = |row: usize| (row % 4, 16 * (row / 4));
+        for group in [8, 16, 32] {
+            let a: Vec<f64> = (0..16 * 64).map(|_| bf16(&mut rng)).collect();
+            let b: Vec<f64> = (0..16 * 64).map(|_| bf16(&mut rng)).collect();
+            let c: [Register; 4] = std::array::from_fn(|_| std::array::from_fn(|_| rng.random_range(-1.0e6..1.0e6f32).to_bits()));
+            let power = |_| 2f64.powi(rng.random_range(-9..9));
+            let powers: Vec<f64> = (0..2 * 16 * 64 / group).map(power).collect();
+            let (x, y) = powers.split_at(powers.len() / 2);
+            let scales = Factors { a: x.to_vec(), b: y.to_vec() };
+            for factors in [None, Some(&scales)] {
+                for fused_f32 in [false, true] {
+                    let order = Order { group, fused_f32, fp16_ovfl: false };
+                    let (mut portable, mut widest) = ([[0; 64]; 4], [[0; 64]; 4]);
+                    block_generic::<16, false>(order, &a, &b, factors, &rows, &c, &mut portable);
+                    block::<16>(order, &a, &b, factors, &rows, &c, &mut widest);
+                    assert_eq!(portable, widest);
+                }
             }
         }
     }
