@@ -36,6 +36,14 @@ impl Arch {
         }
     }
 
+    /// LDS banks, each a dword wide.
+    pub fn lds_banks(self) -> usize {
+        match self {
+            Arch::Gfx942 => 32,
+            Arch::Gfx950 => 64,
+        }
+    }
+
     /// What its FP8 and BF8 instructions compute with.
     pub fn fp8(self) -> Fp8Encoding {
         match self {

@@ -19,11 +19,23 @@ enum Ty {
     F16,
     /// FNUZ E4M3 with a scale a token.
     Fp8,
+    /// Integers with a scale a token.
+    Int8,
 }
 
 impl Ty {
+    /// Whether a scale a token belongs to it.
+    fn scaled(self) -> bool {
+        matches!(self, Ty::Fp8 | Ty::Int8)
+    }
+
+    /// What the values are multiplied by to use the format's range.
+    fn range(self) -> f64 {
+        if self == Ty::Int8 { 30.0 } else { 1.0 }
+    }
+
     fn bytes(self) -> usize {
-        if self == Ty::Fp8 { 1 } else { 2 }
+        if self.scaled() { 1 } else { 2 }
     }
 
     /// Elements of 16 bytes.
@@ -50,6 +62,11 @@ impl Ty {
                 out.push(code);
                 format.decode(code).into()
             }
+            Ty::Int8 => {
+                let code = (value * self.range()).round().clamp(-127.0, 127.0) as i8;
+                out.push(code as u8);
+                code.into()
+            }
         }
     }
 
@@ -70,6 +87,8 @@ struct Case {
     causal: bool,
     kv_heads: usize,
     lens: Vec<usize>,
+    /// The loads that the object uses without having waited for them, by the start of their text; empty where there are none.
+    bets: &'static str,
 }
 
 /// Random inputs, in the layouts of the kernels, and the answer.
@@ -101,7 +120,7 @@ impl Inputs {
         let v_values: Vec<f64> = (0..values).map(|_| case.kv.encode(gauss(), &mut v)).collect();
         let mut scales = |bytes: &mut Vec<u8>| -> Vec<f64> {
             let mut one = || {
-                let scale = rng.random_range(0.5f32..1.5);
+                let scale = rng.random_range(0.5f32..1.5) / case.kv.range() as f32;
                 bytes.extend(scale.to_le_bytes());
                 f64::from(scale)
             };
@@ -110,7 +129,7 @@ impl Inputs {
         let (mut k_scale, mut v_scale) = (Vec::new(), Vec::new());
         let (ks, vs) = (scales(&mut k_scale), scales(&mut v_scale));
         let scale_of = |scales: &[f64], page: usize, head: usize, t: usize| {
-            if case.kv == Ty::Fp8 { scales[(page * heads + head) * PAGE + t] } else { 1.0 }
+            if case.kv.scaled() { scales[(page * heads + head) * PAGE + t] } else { 1.0 }
         };
         let k_at = |page: usize, head: usize, t: usize, d: usize| {
             k_values[(((page * heads + head) * (HEAD / x) + d / x) * PAGE + t) * x + d % x] * scale_of(&ks, page, head, t)
@@ -201,14 +220,19 @@ fn run(case: &Case, seed: u64) -> Result<Option<(f64, u64, f64)>, cdna_sim::Erro
         set(name, &(value as u32).to_le_bytes());
     }
     // Each wave has code of its own in places, barriers included.
-    let launch =
-        Launch { same_barrier: false, proven_loads: false, ..Launch::new([case.kv_heads as u32, case.lens.len() as u32, 1], [256, 1, 1]) };
+    let launch = Launch {
+        same_barrier: false,
+        proven_loads: case.bets.is_empty(),
+        ..Launch::new([case.kv_heads as u32, case.lens.len() as u32, 1], [256, 1, 1])
+    };
     let start = thread_time();
     let counters = module.launch(&memory, &kernel, &args, &launch)?;
     let seconds = (thread_time() - start) as f64 * 1e-9;
-    for ((load, used), count) in &counters.unproven {
-        let _ = (load, used, count);
+    for &(load, used) in counters.unproven.keys() {
+        let text = module.program.at(load).map_or("", |i| &*module.program.insts[i].text);
+        assert!(text.starts_with(case.bets), "{}: `{text}` at {load:#x} is used at {used:#x} before its wait", case.file);
     }
+    assert_eq!(case.bets.is_empty(), counters.unproven.is_empty(), "{}", case.file);
     let bytes = memory.read(out, out_len).unwrap();
     let got: Vec<f64> = bytes.chunks(2).map(|pair| case.q.decode(pair)).collect();
     Ok(Some((relative_l2(&got, &inputs.answer), counters.instructions(), seconds)))
@@ -233,6 +257,7 @@ fn speed_on_one_core() {
         causal: false,
         kv_heads: 4,
         lens: vec![1024; 8],
+        bets: "buffer_load_dword v",
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let rate = pool.install(|| {
@@ -246,35 +271,42 @@ fn speed_on_one_core() {
 
 #[test]
 fn code_objects_give_the_float64_answer() {
-    use Ty::{Bf16, F16, Fp8};
+    use Ty::{Bf16, F16, Fp8, Int8};
     // Lengths that end inside a page and inside a tile of 256 tokens, and on the edge of both.
     let lens = vec![2, 37, 256, 515, 1030];
-    let case = |file, q, kv, gqa, q_len, causal| Case { file, q, kv, gqa, q_len, causal, kv_heads: 2, lens: lens.clone() };
+    let case = |file, q, kv, gqa, q_len, causal, bets| Case { file, q, kv, gqa, q_len, causal, kv_heads: 2, lens: lens.clone(), bets };
+    // Two kinds of wait are missing in these objects, which on hardware the time in between makes up for: the 16-bit ones use a page-table entry
+    // whose load is one short of being proven by vmcnt, and the last iteration of 8-bit ones for 16 heads feeds MFMAs from LDS reads without
+    // an lgkmcnt. Everything else in them is proven.
+    let (entry, tail) = ("buffer_load_dword v", "ds_read_b64 v");
     let cases = [
-        case("pa_bf16_noquant_gqa16_1tg_4w.co", Bf16, Bf16, 16, 1, false),
-        case("pa_bf16_noquant_gqa8_1tg_4w.co", Bf16, Bf16, 8, 1, false),
-        case("pa_bf16_noquant_gqa8_1tg_4w_mtp_msk0.co", Bf16, Bf16, 8, 2, false),
-        case("pa_bf16_noquant_gqa8_1tg_4w_mtp_msk1.co", Bf16, Bf16, 8, 2, true),
-        case("pa_fp16_noquant_gqa16_1tg_4w.co", F16, F16, 16, 1, false),
-        case("pa_fp16_noquant_gqa8_1tg_4w.co", F16, F16, 8, 1, false),
-        case("pa_fp16_noquant_gqa8_1tg_4w_mtp_msk0.co", F16, F16, 8, 2, false),
-        case("pa_fp16_noquant_gqa8_1tg_4w_mtp_msk1.co", F16, F16, 8, 2, true),
-        case("pa_bf16_pertokenFp8_gqa16_2tg_4w.co", Bf16, Fp8, 16, 1, false),
-        case("pa_bf16_pertokenFp8_gqa8_2tg_4w.co", Bf16, Fp8, 8, 1, false),
-        case("pa_bf16_pertokenFp8_gqa8_2tg_4w_hp.co", Bf16, Fp8, 8, 1, false),
-        case("pa_bf16_pertokenFp8_gqa8_2tg_4w_uhp.co", Bf16, Fp8, 8, 1, false),
-        case("pa_bf16_pertokenFp8_gqa8_1tg_4w_mtp_msk0.co", Bf16, Fp8, 8, 2, false),
-        case("pa_bf16_pertokenFp8_gqa8_1tg_4w_mtp_msk1.co", Bf16, Fp8, 8, 2, true),
-        case("pa_bf16_pertokenFp8_gqa16_1tg_4w_mtp_msk1.co", Bf16, Fp8, 16, 2, true),
-        case("pa_fp16_pertokenFp8_gqa8_2tg_4w.co", F16, Fp8, 8, 1, false),
-        case("pa_fp16_pertokenFp8_gqa16_2tg_4w.co", F16, Fp8, 16, 1, false),
+        case("pa_bf16_noquant_gqa16_1tg_4w.co", Bf16, Bf16, 16, 1, false, entry),
+        case("pa_bf16_noquant_gqa8_1tg_4w.co", Bf16, Bf16, 8, 1, false, entry),
+        case("pa_bf16_noquant_gqa8_1tg_4w_mtp_msk0.co", Bf16, Bf16, 8, 2, false, entry),
+        case("pa_bf16_noquant_gqa8_1tg_4w_mtp_msk1.co", Bf16, Bf16, 8, 2, true, entry),
+        case("pa_fp16_noquant_gqa16_1tg_4w.co", F16, F16, 16, 1, false, entry),
+        case("pa_fp16_noquant_gqa8_1tg_4w.co", F16, F16, 8, 1, false, entry),
+        case("pa_fp16_noquant_gqa8_1tg_4w_mtp_msk0.co", F16, F16, 8, 2, false, entry),
+        case("pa_fp16_noquant_gqa8_1tg_4w_mtp_msk1.co", F16, F16, 8, 2, true, entry),
+        case("pa_bf16_pertokenFp8_gqa16_2tg_4w.co", Bf16, Fp8, 16, 1, false, tail),
+        case("pa_bf16_pertokenFp8_gqa8_2tg_4w.co", Bf16, Fp8, 8, 1, false, ""),
+        case("pa_bf16_pertokenFp8_gqa8_2tg_4w_hp.co", Bf16, Fp8, 8, 1, false, ""),
+        case("pa_bf16_pertokenFp8_gqa8_2tg_4w_uhp.co", Bf16, Fp8, 8, 1, false, ""),
+        case("pa_bf16_pertokenFp8_gqa8_1tg_4w_mtp_msk0.co", Bf16, Fp8, 8, 2, false, ""),
+        case("pa_bf16_pertokenFp8_gqa8_1tg_4w_mtp_msk1.co", Bf16, Fp8, 8, 2, true, ""),
+        case("pa_bf16_pertokenFp8_gqa16_1tg_4w_mtp_msk1.co", Bf16, Fp8, 16, 2, true, tail),
+        case("pa_fp16_pertokenFp8_gqa8_2tg_4w.co", F16, Fp8, 8, 1, false, ""),
+        case("pa_fp16_pertokenFp8_gqa16_2tg_4w.co", F16, Fp8, 16, 1, false, tail),
+        case("pa_bf16_pertokenInt8_gqa8_2tg_4w.co", Bf16, Int8, 8, 1, false, ""),
+        case("pa_bf16_pertokenInt8_gqa8_1tg_4w_mtp_msk1.co", Bf16, Int8, 8, 2, true, ""),
+        case("pa_fp16_pertokenInt8_gqa8_2tg_4w.co", F16, Int8, 8, 1, false, ""),
     ];
     let mut wrong = Vec::new();
     for case in &cases {
         match run(case, 7) {
             Ok(Some((error, instructions, _))) => {
                 println!("{}: {error:.2e}, {instructions} wave instructions", case.file);
-                if !(error < if case.kv == Fp8 { 0.08 } else { 1e-2 }) {
+                if !(error < if case.kv.scaled() { 0.08 } else { 1e-2 }) {
                     wrong.push(format!("{}: relative L2 {error}", case.file));
                 }
             }

@@ -69,18 +69,18 @@ fn place(convert: Convert, data: &[u8], old: u32) -> u32 {
     }
 }
 
-/// Cycles beyond one a pass that an LDS access of `dwords` dwords a lane takes: a pass serves lanes that move 32 dwords together.
-fn bank_conflicts(addresses: &[u32; 64], mask: u64, dwords: usize) -> u64 {
-    let per_pass = (32 / dwords).max(1);
+/// Cycles beyond one a pass that an LDS access of `dwords` dwords a lane takes: a pass serves as many lanes as move a dword of every bank.
+fn bank_conflicts(addresses: &[u32; 64], mask: u64, dwords: usize, banks: usize) -> u64 {
+    let per_pass = (banks / dwords).clamp(1, 64);
     let mut extra = 0;
     for pass in 0..64 / per_pass {
-        let mut rows = [[u32::MAX; 8]; 32];
-        let mut used = [0u8; 32];
+        let mut rows = [[u32::MAX; 8]; MAX_BANKS];
+        let mut used = [0u8; MAX_BANKS];
         let mut worst = 1;
         for lane in (pass * per_pass..(pass + 1) * per_pass).filter(|lane| mask >> lane & 1 == 1) {
             for part in 0..dwords as u32 {
                 let dword = addresses[lane] / 4 + part;
-                let bank = (dword % 32) as usize;
+                let bank = dword as usize % banks;
                 let seen = usize::from(used[bank]).min(8);
                 if !rows[bank][..seen].contains(&dword) {
                     if seen < 8 {
@@ -95,6 +95,8 @@ fn bank_conflicts(addresses: &[u32; 64], mask: u64, dwords: usize) -> u64 {
     }
     extra
 }
+
+const MAX_BANKS: usize = 64;
 
 pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
     let exec = wave.exec();
@@ -122,7 +124,8 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
                         *slot = place(convert, chunk, *slot);
                     }
                 }
-                group.counters.lds_bank_conflicts += bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count);
+                group.counters.lds_bank_conflicts +=
+                    bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count, env.program.arch.lds_banks());
             }
             group.counters.lds_accesses += 1;
             count * usize::from(parts)
@@ -137,7 +140,8 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
                     let at = u64::from(addr[lane].wrapping_add(offset));
                     group.lds.write(by, at, &data[..usize::from(bytes)]).map_err(|e| lds_fault(env, e, lane))?;
                 }
-                group.counters.lds_bank_conflicts += bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count);
+                group.counters.lds_bank_conflicts +=
+                    bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count, env.program.arch.lds_banks());
             }
             group.counters.lds_accesses += 1;
             0
@@ -354,8 +358,12 @@ pub fn vector(wave: &mut Wave, env: &Env, group: &mut Group, mem: &Mem) -> Step 
             loaded = Regs::new(VGPR + mem.dst, count as u16);
         }
         MemOp::LoadToLds { bytes } => {
-            // The LDS address is the same for all lanes but for the lane's own slot.
-            let base = u64::from(wave.s[usize::from(M0)] & 0xffff) + mem.offset as u64;
+            // The LDS address is the same for all lanes but for the lane's own slot; the instruction's offset counts on both sides.
+            let m0 = wave.s[usize::from(M0)];
+            if m0 > 0xffff || mem.offset < 0 {
+                return Err(unsupported(format!("load to LDS with M0 = {m0:#x} and offset {}", mem.offset)));
+            }
+            let base = u64::from(m0) + mem.offset as u64;
             for lane in lanes(exec) {
                 let t = target(wave, mem, lane, usize::from(bytes))?;
                 let data = load(wave, env, scratch, t, usize::from(bytes), lane)?;
