@@ -36,24 +36,56 @@ pub enum Fault {
     Unsupported(String),
     /// A register was used while a load into it may still be in flight.
     #[error("{register} is used before the wait for `{load}` at {load_address:#x}")]
-    UnfinishedLoad { register: String, load: String, load_address: u64 },
+    UnfinishedLoad {
+        /// The register as the disassembler names it.
+        register: String,
+        /// The load's text.
+        load: String,
+        /// The load's address in the code object.
+        load_address: u64,
+    },
     /// A global access that no live allocation contains.
     #[error("global {access} of {bytes} bytes at {address:#x} is outside every live allocation{near}")]
-    GlobalOutOfBounds { access: &'static str, address: u64, bytes: usize, near: String },
+    GlobalOutOfBounds {
+        /// `load`, `store` or `atomic`.
+        access: &'static str,
+        /// The address.
+        address: u64,
+        /// Bytes accessed.
+        bytes: usize,
+        /// The nearest allocation below, in words; may be empty.
+        near: String,
+    },
     /// A constant or scratch access outside its segment.
     #[error("{segment} access of {bytes} bytes at offset {offset:#x} is outside the segment's {size} bytes")]
-    SegmentOutOfBounds { segment: &'static str, offset: u64, bytes: usize, size: usize },
+    SegmentOutOfBounds {
+        /// `LDS` or `scratch`.
+        segment: &'static str,
+        /// Offset in the segment.
+        offset: u64,
+        /// Bytes accessed.
+        bytes: usize,
+        /// The segment's size.
+        size: usize,
+    },
     /// Two waves touched the same LDS bytes with no barrier (or no wait before it) in between.
     #[error(
         "LDS race at offset {offset:#x}: {access} conflicts with wave {other_wave}'s {other_access} by `{other}` at {other_address:#x}{hint}"
     )]
     LdsRace {
+        /// Offset in LDS.
         offset: u64,
+        /// `read` or `write`.
         access: &'static str,
+        /// The wave of the earlier access.
         other_wave: usize,
+        /// What the earlier access was.
         other_access: &'static str,
+        /// The earlier instruction's text.
         other: String,
+        /// The earlier instruction's address.
         other_address: u64,
+        /// What would have ordered the two.
         hint: &'static str,
     },
     /// Some waves wait at a barrier that others never reach.
@@ -75,10 +107,12 @@ pub enum Fault {
 pub enum Error {
     /// An instruction failed.
     #[error("{fault}: {site}")]
-    Execution { fault: Box<Fault>, site: Box<Site> },
-    /// The code object's text holds something the decoder does not know.
-    #[error("cannot decode `{text}` at {address:#x}: {reason}")]
-    Decode { text: String, address: u64, reason: String },
+    Execution {
+        /// What went wrong.
+        fault: Box<Fault>,
+        /// Where.
+        site: Box<Site>,
+    },
     /// The file is no code object the simulator can read.
     #[error("code object: {0}")]
     CodeObject(String),
@@ -87,7 +121,12 @@ pub enum Error {
     Disassembler(String),
     /// A launch whose parameters do not fit the kernel.
     #[error("launch of {kernel}: {reason}")]
-    Launch { kernel: String, reason: String },
+    Launch {
+        /// The kernel's name.
+        kernel: String,
+        /// What does not fit.
+        reason: String,
+    },
 }
 
 /// The crate's result.

@@ -305,9 +305,9 @@ impl Start<'_> {
         if usize::from(next) != kernel.user_sgprs() {
             return Err(refuse(format!("{next} user SGPRs where the descriptor counts {}", kernel.user_sgprs())));
         }
-        for axis in 0..3 {
+        for (axis, coordinate) in id.into_iter().enumerate() {
             if kernel.rsrc[1] >> (7 + axis) & 1 == 1 {
-                wave.s[usize::from(next)] = id[axis];
+                wave.s[usize::from(next)] = coordinate;
                 next += 1;
             }
         }
@@ -321,7 +321,7 @@ impl Start<'_> {
         let first = index * 64;
         wave.v[0] = std::array::from_fn(|lane| {
             let item = first + lane;
-            (item % bx | item / bx % by << 10 | item / bx / by << 20) as u32
+            ((item % bx) | ((item / bx % by) << 10) | ((item / bx / by) << 20)) as u32
         });
         let live = self.threads.saturating_sub(first).min(64);
         wave.set_pair(EXEC, if live == 64 { u64::MAX } else { (1 << live) - 1 });

@@ -427,16 +427,27 @@ pub enum Kind {
 /// Instruction classes that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
+    /// Scalar ALU.
     Scalar,
+    /// Scalar loads.
     ScalarMemory,
+    /// Vector ALU.
     Vector,
+    /// Vector ALU at a quarter of the rate: exponentials, logarithms, reciprocals, roots, sines.
     Transcendental,
+    /// MFMA.
     Matrix,
+    /// LDS, and exchanges through its crossbar.
     Lds,
+    /// Global, flat, scratch and buffer accesses.
     VectorMemory,
+    /// Branches.
     Branch,
+    /// `s_waitcnt`.
     Wait,
+    /// `s_barrier`.
     Barrier,
+    /// `s_nop`, `s_endpgm` and what does nothing here.
     Other,
 }
 
@@ -463,25 +474,31 @@ impl Class {
 /// A decoded instruction.
 #[derive(Clone)]
 pub struct Inst {
+    /// Address in the code object.
     pub address: u64,
+    /// Bytes of its encoding.
     pub size: u64,
+    /// Mnemonic and operands as the disassembler prints them.
     pub text: Box<str>,
-    pub kind: Kind,
+    pub(crate) kind: Kind,
+    /// What it is counted as.
     pub class: Class,
     /// Registers read and written.
-    pub reads: Box<[Regs]>,
-    pub writes: Box<[Regs]>,
+    pub(crate) reads: Box<[Regs]>,
+    pub(crate) writes: Box<[Regs]>,
 }
 
 /// A code object's instructions.
 pub struct Program {
+    /// What it runs on.
     pub arch: Arch,
+    /// Instructions by address.
     pub insts: Vec<Inst>,
     base: u64,
     /// Instruction index by dword of the text.
     index: Vec<u32>,
     /// Smallest LDS access as a power of two, 2 at most: the unit of race tracking.
-    pub lds_shift: u32,
+    pub(crate) lds_shift: u32,
 }
 
 impl Program {

@@ -240,3 +240,58 @@ fn scaled_conversions() {
     let got = registers(&from, 0, 4)[40].iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>();
     assert_eq!(got, [3.0, -2.0, 3.0, -1.5]);
 }
+
+#[test]
+fn lanes_exchange_as_the_controls_say() {
+    require_clang!();
+    // Source lane of each lane, or none: then the lane keeps its old value, here 1000.
+    type Source = fn(i32) -> Option<i32>;
+    fn row(lane: i32, column: i32) -> Option<i32> {
+        (0..16).contains(&column).then_some(lane / 16 * 16 + column)
+    }
+    let controls: [(&str, Source); 13] = [
+        ("quad_perm:[3,0,1,1]", |l| Some(l / 4 * 4 + [3, 0, 1, 1][l as usize % 4])),
+        ("row_shl:3", |l| row(l, l % 16 + 3)),
+        ("row_shr:5", |l| row(l, l % 16 - 5)),
+        ("row_ror:4", |l| row(l, (l + 12) % 16)),
+        ("row_newbcast:6", |l| row(l, 6)),
+        ("row_mirror", |l| row(l, 15 - l % 16)),
+        ("row_half_mirror", |l| row(l, l % 16 / 8 * 8 + 7 - l % 8)),
+        ("row_bcast:15", |l| (l >= 16).then_some(l / 16 * 16 - 1)),
+        ("row_bcast:31", |l| (l >= 32).then_some(31)),
+        ("wave_shl:1", |l| (l < 63).then_some(l + 1)),
+        ("wave_shr:1", |l| (l > 0).then_some(l - 1)),
+        ("wave_rol:1", |l| Some((l + 1) % 64)),
+        ("wave_ror:1", |l| Some((l + 63) % 64)),
+    ];
+    let got = |body: &str| registers(body, 0, 1).into_iter().map(|lane| lane[0] as i32).collect::<Vec<_>>();
+    for (control, source) in controls {
+        let body = |more: &str| format!("v_mov_b32_e32 v8, 0x3e8\nv_mov_b32_dpp v8, v0 {control} row_mask:0xf bank_mask:0xf{more}\n");
+        let want = |none| (0..64).map(|l| source(l).unwrap_or(none)).collect::<Vec<_>>();
+        assert_eq!(got(&body("")), want(1000), "{control}");
+        assert_eq!(got(&body(" bound_ctrl:1")), want(0), "{control}");
+    }
+    // Masked rows and banks stay unchanged; so do lanes whose source is inactive.
+    let masked = got("v_mov_b32_e32 v8, 0x3e8\nv_mov_b32_dpp v8, v0 row_mirror row_mask:0x5 bank_mask:0x3\n");
+    let want = |l: i32| if l / 16 % 2 == 0 && l % 16 < 8 { l / 16 * 16 + 15 - l % 16 } else { 1000 };
+    assert_eq!(masked, (0..64).map(want).collect::<Vec<_>>());
+    let inactive = got(
+        "v_mov_b32_e32 v8, 0x3e8\ns_mov_b64 s[6:7], exec\ns_mov_b64 exec, 0xff00ff\nv_mov_b32_dpp v8, v0 row_shl:4 row_mask:0xf bank_mask:0xf\ns_mov_b64 exec, s[6:7]\n",
+    );
+    let active = |l: i32| l < 24 && l % 16 < 8;
+    assert_eq!(inactive, (0..64).map(|l| if active(l) && active(l + 4) { l + 4 } else { 1000 }).collect::<Vec<_>>());
+    let swaps: [(&str, fn(i32) -> i32); 6] = [
+        ("ds_swizzle_b32 v8, v0 offset:swizzle(QUAD_PERM,2,3,0,0)\ns_waitcnt lgkmcnt(0)", |l| l / 4 * 4 + [2, 3, 0, 0][l as usize % 4]),
+        ("ds_swizzle_b32 v8, v0 offset:swizzle(SWAP,16)\ns_waitcnt lgkmcnt(0)", |l| l ^ 16),
+        ("ds_swizzle_b32 v8, v0 offset:swizzle(BROADCAST,8,3)\ns_waitcnt lgkmcnt(0)", |l| l / 8 * 8 + 3),
+        ("v_xor_b32_e32 v3, 0x84, v1\nds_bpermute_b32 v8, v3, v0\ns_waitcnt lgkmcnt(0)", |l| l ^ 33),
+        ("v_mov_b32_e32 v8, v0\nv_add_u32_e32 v3, 0x64, v0\nv_permlane32_swap_b32_e32 v8, v3", |l| if l < 32 { l } else { 100 + l - 32 }),
+        (
+            "v_mov_b32_e32 v3, v0\nv_add_u32_e32 v8, 0x64, v0\nv_permlane16_swap_b32_e32 v3, v8",
+            |l| if l & 16 == 0 { l + 16 } else { 100 + l },
+        ),
+    ];
+    for (body, source) in swaps {
+        assert_eq!(got(body), (0..64).map(source).collect::<Vec<_>>(), "{body}");
+    }
+}

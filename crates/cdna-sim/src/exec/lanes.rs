@@ -484,6 +484,8 @@ pub fn packed_op(name: &str) -> Option<PackedOp> {
 pub type CompareFn = fn(&[u64; 64], &[u64; 64]) -> u64;
 
 /// Comparisons: operand types and function of `v_cmp_*` (also `v_cmpx_*`, without the x).
+// The negated comparisons are true where an operand is NaN.
+#[allow(clippy::neg_cmp_op_on_partial_ord)]
 pub fn compare_op(name: &str) -> Option<(Ty, CompareFn)> {
     macro_rules! mask {
         (|$a:ident, $b:ident| $e:expr) => {

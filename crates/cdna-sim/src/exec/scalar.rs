@@ -103,7 +103,7 @@ pub fn scalar_op(name: &str) -> Option<ScalarOp> {
         "s_lshl2_add_u32" => two(|a, b, _| shift_add(a, b, 2)),
         "s_lshl3_add_u32" => two(|a, b, _| shift_add(a, b, 3)),
         "s_lshl4_add_u32" => two(|a, b, _| shift_add(a, b, 4)),
-        "s_bfm_b32" => two(|a, b, _| (((1u32 << (a & 31)) - 1 << (b & 31)).into(), None)),
+        "s_bfm_b32" => two(|a, b, _| ((((1u32 << (a & 31)) - 1) << (b & 31)).into(), None)),
         "s_bfe_u32" => two(|a, b, _| nonzero32(field(a, b, 31) as u32)),
         "s_bfe_i32" => two(|a, b, _| {
             let width = (b >> 16 & 0x7f).min(32) as u32;
@@ -178,5 +178,5 @@ fn shift_add(a: u64, b: u64, shift: u32) -> Out {
 fn field(a: u64, b: u64, mask: u64) -> u64 {
     let width = b >> 16 & 0x7f;
     let shifted = a >> (b & mask);
-    if width >= mask + 1 { shifted } else { shifted & ((1u64 << width) - 1) }
+    if width > mask { shifted } else { shifted & ((1u64 << width) - 1) }
 }

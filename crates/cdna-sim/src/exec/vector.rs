@@ -471,7 +471,7 @@ fn lane_op(wave: &mut Wave, op: &LaneOp) -> Result<(), Stop> {
             let v = Vector { dst, inputs: [mask, base, base], clamp: false, omod: 1.0, op_sel: 0, dpp: None, sdwa: None };
             let (mask, base) = (input(wave, &v, 0), input(wave, &v, 1));
             let out = std::array::from_fn(|lane| {
-                let below = if high { (1u64 << lane) - 1 >> 32 } else { (1u64 << lane) - 1 } as u32;
+                let below = if high { ((1u64 << lane) - 1) >> 32 } else { (1u64 << lane) - 1 } as u32;
                 (mask[lane] & below).count_ones().wrapping_add(base[lane])
             });
             let exec = wave.exec();
