@@ -165,7 +165,9 @@ impl<'a> Decoder<'a> {
                 // The operands are spelled out in the encoding.
                 self.parsed.operands.clear();
                 self.forget_wait_words();
-                Some((Kind::Wait { vector, lgkm: (bits >> 8 & 15) as usize }, Class::Wait))
+                // A counter's largest value means that it is not waited for.
+                let limit = |value: usize, most: usize| if value == most { usize::MAX } else { value };
+                Some((Kind::Wait { vector: limit(vector, 63), lgkm: limit((bits >> 8 & 15) as usize, 15) }, Class::Wait))
             }
             "s_branch" => branch(Condition::Always),
             "s_cbranch_scc0" => branch(Condition::Scc(false)),

@@ -64,15 +64,24 @@ pub fn run(wave: &mut Wave, env: &Env, group: &mut Group, quantum: u64) -> Step 
         step(wave, env, group, inst)?;
         if wave.pc == here && wave.state != State::Ended {
             let next = inst.address + inst.size;
-            wave.pc = if branched_to_itself(inst) { here } else { following(env, here, next)? };
+            wave.pc = if branched_to_itself(wave, inst) { here } else { following(env, here, next)? };
         }
     }
     Ok(())
 }
 
-/// A branch whose target is itself leaves the program counter alone on purpose.
-fn branched_to_itself(inst: &Inst) -> bool {
-    matches!(inst.kind, Kind::Branch { condition: Condition::Always, target } if target == inst.address)
+/// A taken branch whose target is itself leaves the program counter alone on purpose.
+fn branched_to_itself(wave: &Wave, inst: &Inst) -> bool {
+    matches!(inst.kind, Kind::Branch { condition, target } if target == inst.address && taken(wave, condition))
+}
+
+fn taken(wave: &Wave, condition: Condition) -> bool {
+    match condition {
+        Condition::Always => true,
+        Condition::Scc(value) => wave.scc == value,
+        Condition::VccZero(zero) => (wave.vcc() == 0) == zero,
+        Condition::ExecZero(zero) => (wave.exec() == 0) == zero,
+    }
 }
 
 fn following(env: &Env, here: usize, next: u64) -> Result<usize, Stop> {
@@ -165,13 +174,11 @@ fn step(wave: &mut Wave, env: &Env, group: &mut Group, inst: &Inst) -> Step {
             Ok(())
         }
         Kind::Branch { condition, target } => {
-            let taken = match condition {
-                Condition::Always => true,
-                Condition::Scc(value) => wave.scc == *value,
-                Condition::VccZero(zero) => (wave.vcc() == 0) == *zero,
-                Condition::ExecZero(zero) => (wave.exec() == 0) == *zero,
-            };
-            if taken { jump(wave, env, *target) } else { Ok(()) }
+            if taken(wave, *condition) {
+                jump(wave, env, *target)
+            } else {
+                Ok(())
+            }
         }
         Kind::Mfma(mfma) => matrix(wave, env, mfma),
         Kind::Ds(ds) => memory::lds(wave, env, group, ds),

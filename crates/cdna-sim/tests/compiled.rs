@@ -144,7 +144,7 @@ fn scratch_and_constant_tables() {
         let out = memory.alloc(256).unwrap();
         let counters = launch(&module, &memory, "spill", &[pointers(&[input, out]), 20u32.to_le_bytes().to_vec()].concat(), 1, 64);
         assert!(counters.scratch > 0);
-        let want: Vec<u32> = (0..64i32).map(|t| (0..20).map(|i| x[((i * 37 + t) % 600 & 63) as usize] * t).sum::<i32>() as u32).collect();
+        let want: Vec<u32> = (0..64i32).map(|t| (0..20).map(|i| x[((i * 37 + t) % 600 % 64) as usize] * t).sum::<i32>() as u32).collect();
         assert_eq!(words(&memory, out, 64), want);
         launch(&module, &memory, "lookup", &pointers(&[input, out]), 1, 64);
         let want: Vec<f32> = x.iter().map(|x| (1 << (x & 7)) as f32).collect();
@@ -280,7 +280,8 @@ fn lanes_exchange_as_the_controls_say() {
     );
     let active = |l: i32| l < 24 && l % 16 < 8;
     assert_eq!(inactive, (0..64).map(|l| if active(l) && active(l + 4) { l + 4 } else { 1000 }).collect::<Vec<_>>());
-    let swaps: [(&str, fn(i32) -> i32); 6] = [
+    type Target = fn(i32) -> i32;
+    let swaps: [(&str, Target); 6] = [
         ("ds_swizzle_b32 v8, v0 offset:swizzle(QUAD_PERM,2,3,0,0)\ns_waitcnt lgkmcnt(0)", |l| l / 4 * 4 + [2, 3, 0, 0][l as usize % 4]),
         ("ds_swizzle_b32 v8, v0 offset:swizzle(SWAP,16)\ns_waitcnt lgkmcnt(0)", |l| l ^ 16),
         ("ds_swizzle_b32 v8, v0 offset:swizzle(BROADCAST,8,3)\ns_waitcnt lgkmcnt(0)", |l| l / 8 * 8 + 3),

@@ -204,6 +204,8 @@ fn runaway_loops() {
     let counted = |n: u32| format!("s_movk_i32 s6, {n}\nagain:\ns_sub_u32 s6, s6, 1\ns_cmp_lg_u32 s6, 0\ns_cbranch_scc1 again\n");
     assert!(run(&counted(3000), 0, 64, 64).is_ok());
     assert!(matches!(expect(run(&counted(4000), 0, 64, 64), "s_", 0, None), Fault::Runaway(10_000)));
+    let forever = "s_cmp_eq_u32 s4, s4\nagain:\ns_cbranch_scc1 again\n";
+    assert!(matches!(expect(run(forever, 0, 64, 64), "s_cbranch_scc1", 0, None), Fault::Runaway(10_000)));
     assert!(matches!(expect(run("again:\ns_branch again\n", 0, 64, 64), "s_branch", 0, None), Fault::Runaway(10_000)));
 }
 

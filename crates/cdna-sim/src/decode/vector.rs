@@ -274,6 +274,9 @@ impl Decoder<'_> {
         inputs[0] = self.input(1, ty)?;
         inputs[1] = self.input(2, if class { Ty::B32 } else { ty })?;
         let (dpp, sdwa) = (self.dpp()?, self.sdwa()?);
+        if dpp.is_some() {
+            return Err("DPP on a comparison".into());
+        }
         let v = Vector { dst: 0, inputs, clamp: false, omod: 1.0, op_sel: 0, dpp, sdwa };
         if class && exec {
             return Err("v_cmpx_class".into());
@@ -288,6 +291,9 @@ impl Decoder<'_> {
             self.parsed.operands.truncate(4);
         }
         let v = self.common(Ty::B32, &[Ty::B32; 2], 2)?;
+        if v.dpp.is_some() {
+            return Err("DPP on carry arithmetic".into());
+        }
         Ok(Kind::Carry { op, v, out, carry })
     }
 
