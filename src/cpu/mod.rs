@@ -22,6 +22,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(any(target_arch = "x86_64", test))]
 mod tiles;
 mod workspace;
 

@@ -17,6 +17,7 @@ use super::math::Pairs;
 use super::math::Singles;
 use super::task::{RowBlock, attend};
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(any(target_arch = "x86_64", test))]
 use super::tiles;
 use super::workspace::{PAD, ROW_BLOCK, STEP, Workspace};
 use crate::plan::TILE_TOKENS;
