@@ -134,7 +134,7 @@ pub fn failed_check_hint(args: &Args, config: &Config) -> Option<&'static str> {
 
 fn run_attention(args: &Args, device: &Device) -> Result<bool> {
     let shape = args.shape.as_deref().unwrap_or_default();
-    let workload = testkit::workloads::find(shape).context("--shape")?;
+    let workload = testkit::workloads::find(shape).context(if args.shape.is_some() { "--shape" } else { "--shape is missing" })?;
     let kind = args.kv.unwrap_or(attention_only::kv_kind(&workload));
     let times = attention_only::run(&workload, kind, args.seed, device)?;
     match args.json {
