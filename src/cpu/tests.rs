@@ -1,5 +1,8 @@
 //! The kernels against float64, through [`Job`].
 
+use std::io::Write;
+use std::sync::Once;
+
 use candle::{Layout, Shape};
 use float8::F8E4M3;
 use half::{bf16, f16};
@@ -14,6 +17,16 @@ use crate::plan::{HostPlan, TILE_TOKENS};
 use crate::registry::CpuIsa;
 
 const ISAS: [CpuIsa; 6] = [CpuIsa::AmxBf16, CpuIsa::Avx512Bf16, CpuIsa::Avx512, CpuIsa::Avx2, CpuIsa::Neon, CpuIsa::Portable];
+
+/// The instruction sets that this machine has. The others are named once, past the harness's capture: a run says what it did not test.
+fn isas() -> impl Iterator<Item = CpuIsa> {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let skipped: Vec<_> = ISAS.into_iter().filter(|&isa| !available(isa)).map(CpuIsa::name).collect();
+        let _ = writeln!(std::io::stderr(), "CPU kernels skipped, not on this machine: {}", skipped.join(", "));
+    });
+    ISAS.into_iter().filter(|&isa| available(isa))
+}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum QDtype {
@@ -444,7 +457,7 @@ impl Case {
     /// Checks every instruction set that this machine has.
     fn check(&self) {
         let (out, lse) = self.reference();
-        for isa in ISAS.into_iter().filter(|&isa| available(isa)) {
+        for isa in isas() {
             self.compare(&format!("{isa:?}"), &self.run(isa), &out, &lse);
         }
     }
@@ -643,7 +656,7 @@ fn unowned_tokens_never_change_a_bit() {
         }
         done += 1;
         let cases = [Poison::Nan, Poison::Infinite, Poison::Plain].map(|poison| Case::new(spec.clone(), poison));
-        for isa in ISAS.into_iter().filter(|&isa| available(isa)) {
+        for isa in isas() {
             let bits = cases.each_ref().map(|case| bits(&case.run(isa)));
             assert!(bits[0] == bits[2] && bits[1] == bits[2], "{isa:?}: {spec:?}");
         }
@@ -676,7 +689,7 @@ fn later_tokens_never_reach_earlier_queries() {
 fn the_thread_count_never_changes_a_bit() {
     let spec = Spec { sequences: vec![(4, 2000), (1, 3000), (70, 900)], group: 8, parts: 4, ..Spec::new(KvDtype::Bf16, QDtype::Bf16) };
     let case = Case::new(spec, Poison::Nan);
-    for isa in ISAS.into_iter().filter(|&isa| available(isa)) {
+    for isa in isas() {
         let runs = [1, 2, 5].map(|threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
             bits(&pool.install(|| case.run(isa)))

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::Isa;
 use crate::cpu::ahead::Ahead;
-use crate::cpu::decode::{E2M1, e8m0, fp8_table};
+use crate::cpu::decode::{self, E2M1, e8m0, fp8_table};
 use crate::cpu::gemm::{Scores, Weighted, score_rows, weighted_rows};
 use crate::cpu::math::Math;
 
@@ -258,6 +258,43 @@ impl Isa for Avx512 {
                 }
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize, rows: usize, columns: usize) {
+        let (whole_rows, whole_columns) = (rows / 16 * 16, columns / 4 * 4);
+        unsafe {
+            for c in (0..whole_columns).step_by(4) {
+                for r in (0..whole_rows).step_by(16) {
+                    transpose_16x4(from.byte_add(r * from_stride).add(c), from_stride, to.add(c * to_stride + r), to_stride);
+                }
+            }
+            let right = (from.add(whole_columns), to.add(whole_columns * to_stride));
+            decode::transpose(right.0, from_stride, right.1, to_stride, whole_rows, columns - whole_columns);
+            let below = (from.byte_add(whole_rows * from_stride), to.add(whole_rows));
+            decode::transpose(below.0, from_stride, below.1, to_stride, rows - whole_rows, columns);
+        }
+    }
+}
+
+/// Sixteen rows of four units become four rows of sixteen.
+#[inline(always)]
+unsafe fn transpose_16x4(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+    unsafe {
+        let row = |r: usize| _mm_loadu_si128(from.byte_add(r * from_stride).cast());
+        // 128-bit lane l holds row 4l + k.
+        let lanes = |k: usize| {
+            let v = _mm512_broadcast_i32x4(row(k));
+            let v = _mm512_mask_broadcast_i32x4(v, 0x00f0, row(k + 4));
+            let v = _mm512_mask_broadcast_i32x4(v, 0x0f00, row(k + 8));
+            _mm512_mask_broadcast_i32x4(v, 0xf000, row(k + 12))
+        };
+        let (a, b, c, d) = (lanes(0), lanes(1), lanes(2), lanes(3));
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        _mm512_storeu_si512(to.cast(), _mm512_unpacklo_epi64(ab, cd));
+        _mm512_storeu_si512(to.add(to_stride).cast(), _mm512_unpackhi_epi64(ab, cd));
+        let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        _mm512_storeu_si512(to.add(2 * to_stride).cast(), _mm512_unpacklo_epi64(ab, cd));
+        _mm512_storeu_si512(to.add(3 * to_stride).cast(), _mm512_unpackhi_epi64(ab, cd));
     }
 }
 
