@@ -167,7 +167,9 @@ unsafe fn score<I: Isa, A: Math>(job: &Job<'_>, keys: &Keys, tokens: usize, ahea
     let terms = query_terms::<A>(&job.query);
     let (chunks, chunk_units) = (keys.chunks, keys.chunk_units);
     let twins = twins::<I, A>(job.dims.head_dim, work.rows);
-    unsafe { I::scores::<A>(&Scores { query: work.query, twins, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead) }
+    unsafe {
+        I::scores::<A>(&Scores { query: work.query, twins, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead)
+    }
 }
 
 #[inline(always)]

@@ -403,9 +403,7 @@ fresh!(Fp8Rows, |stored, unit, dim| {
     [left[0], left[1], right[0], right[1]]
 });
 
-fresh!(Mxfp4Rows, |stored, unit, dim| {
-    word_units(mxfp4_64(stored, 2 * unit, dim / 32), mxfp4_64(stored, 2 * unit + 1, dim / 32))
-});
+fresh!(Mxfp4Rows, |stored, unit, dim| { word_units(mxfp4_64(stored, 2 * unit, dim / 32), mxfp4_64(stored, 2 * unit + 1, dim / 32)) });
 
 /// Blocks `block` and `block + 1` of token `t`.
 #[inline(always)]
@@ -516,5 +514,36 @@ unsafe fn mxfp4_block(from: *const u8, scales: *const u8, block: usize) -> (__m5
         let even = _mm512_permutexvar_ps(bytes, values);
         let odd = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), values);
         (_mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi")]
+    unsafe fn decode_mxfp4(from: &[u8; 16], scale: u8, to: &mut [u16; 32]) {
+        unsafe { Avx512::mxfp4_to_bf16(from.as_ptr(), &scale, to.as_mut_ptr(), 32) }
+    }
+
+    #[test]
+    fn every_mxfp4_scale_decodes_as_in_plain_code() {
+        if !crate::cpu::isa::available(crate::registry::CpuIsa::Avx512Bf16) {
+            return;
+        }
+        let codes = std::array::from_fn(|i| (i | (15 - i) << 4) as u8);
+        for scale in 0..=255 {
+            let (mut got, mut expected) = ([1; 32], [2; 32]);
+            // SAFETY: the instruction set is there; the arrays hold one block.
+            unsafe {
+                decode_mxfp4(&codes, scale, &mut got);
+                decode::mxfp4_to_bf16(codes.as_ptr(), &scale, expected.as_mut_ptr(), 32);
+            }
+            for (got, expected) in got.map(half::bf16::from_bits).into_iter().zip(expected.map(half::bf16::from_bits)) {
+                // The multiplier takes a subnormal for zero, and so may the decoder.
+                let flushed = expected.to_f32().abs() < f32::MIN_POSITIVE && got.to_f32() == 0.0;
+                assert!(got == expected || got.is_nan() && expected.is_nan() || flushed, "scale {scale}: {got} for {expected}");
+            }
+        }
     }
 }
