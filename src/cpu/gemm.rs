@@ -6,6 +6,7 @@
 use super::ahead::Ahead;
 use super::isa::Isa;
 use super::math::Math;
+use super::workspace::STEP;
 
 /// Tokens of a key block: the granularity in which keys are addressed.
 pub(super) const BLOCK: usize = 16;
@@ -20,8 +21,10 @@ pub(super) struct KeyBlock {
 
 /// `out[t][r] = sum over units of q[u][r] · key[t][u]` for the tokens of `blocks` and `rows` query rows (a multiple of 16).
 pub(super) struct Scores<'a> {
-    /// Units `[terms][units][rows]`: the terms of a split query add up.
+    /// Units `[terms][units][rows]`: the terms of a split query add up. Or `[terms][units / 2][rows][2]`.
     pub query: *const u32,
+    /// Whether two units of a query row lie side by side.
+    pub twins: bool,
     pub terms: usize,
     pub rows: usize,
     /// Units of head_dim, `chunks * chunk_units`.
@@ -46,6 +49,48 @@ pub(super) struct Weighted {
     /// `[rows][width]`; width is a multiple of 16.
     pub out: *mut f32,
     pub width: usize,
+}
+
+/// Values of a step as the cache holds them, for sets that make units of them on their way into the product.
+pub(super) struct StoredRows {
+    pub kind: Stored,
+    /// One row a token, then a row of zeros.
+    pub rows: [*const u8; STEP + 1],
+    /// Their E8M0 scales, or null.
+    pub scales: [*const u8; STEP + 1],
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Stored {
+    F16,
+    Bf16,
+    Fp8,
+    Mxfp4,
+}
+
+/// Where a tile of [`Weighted`] takes DV vectors of unit `unit` from dim `dim` on.
+pub(super) trait Units<I: Isa, const DV: usize> {
+    unsafe fn load(&self, unit: usize, dim: usize) -> [I::V; DV];
+}
+
+/// Units that lie ready in memory.
+struct Ready {
+    values: *const u8,
+    unit: usize,
+}
+
+impl<I: Isa, const DV: usize> Units<I, DV> for Ready {
+    #[inline(always)]
+    unsafe fn load(&self, unit: usize, dim: usize) -> [I::V; DV] {
+        unsafe {
+            let at = self.values.add(unit * self.unit).cast::<f32>().add(dim);
+            let mut v = [I::splat(0.0); DV];
+            for i in 0..DV {
+                v[i] = I::load(at.add(i * I::LANES));
+            }
+            v
+        }
+    }
 }
 
 /// Rows `from..to` of [`Scores`] in tiles of RV vectors by NB tokens; `to - from` is a multiple of RV vectors, NB divides 16.
@@ -121,13 +166,34 @@ pub(super) unsafe fn weighted_rows<I: Isa, A: Math, const RB: usize, const DV: u
 ) {
     for dim in (from..to).step_by(DV * I::LANES) {
         for row in (0..job.rows).step_by(RB) {
-            unsafe { weighted_tile::<I, A, RB, DV>(job, ahead, row, dim) }
+            unsafe { weighted_tile::<I, A, _, RB, DV>(job, &Ready { values: job.values, unit: job.unit }, ahead, row, dim) }
+        }
+    }
+}
+
+/// All dims of [`Weighted`]: the first RB rows take units from `fresh`, which leaves them at `job.values` for the other rows.
+#[inline(always)]
+pub(super) unsafe fn weighted_fresh<I: Isa, A: Math, U: Units<I, DV>, const RB: usize, const DV: usize>(
+    job: &Weighted,
+    fresh: &U,
+    ahead: &mut Ahead,
+) {
+    for dim in (0..job.width).step_by(DV * I::LANES) {
+        unsafe { weighted_tile::<I, A, U, RB, DV>(job, fresh, ahead, 0, dim) }
+        for row in (RB..job.rows).step_by(RB) {
+            unsafe { weighted_tile::<I, A, _, RB, DV>(job, &Ready { values: job.values, unit: job.unit }, ahead, row, dim) }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: &Weighted, ahead: &mut Ahead, row: usize, dim: usize) {
+unsafe fn weighted_tile<I: Isa, A: Math, U: Units<I, DV>, const RB: usize, const DV: usize>(
+    job: &Weighted,
+    units: &U,
+    ahead: &mut Ahead,
+    row: usize,
+    dim: usize,
+) {
     unsafe {
         let out = job.out.add(row * job.width + dim);
         let mut acc = [[I::splat(0.0); DV]; RB];
@@ -137,15 +203,11 @@ unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: 
             }
         }
         let mut weights = job.weights.add(row).cast::<f32>();
-        let mut values = job.values.add(4 * dim);
         for unit in 0..job.units {
             if unit % 2 == 0 {
                 ahead.ask::<I>();
             }
-            let mut v = [I::splat(0.0); DV];
-            for i in 0..DV {
-                v[i] = I::load(values.cast::<f32>().add(i * I::LANES));
-            }
+            let v = units.load(unit, dim);
             for r in 0..RB {
                 let p = I::splat(*weights.add(r));
                 for i in 0..DV {
@@ -153,7 +215,6 @@ unsafe fn weighted_tile<I: Isa, A: Math, const RB: usize, const DV: usize>(job: 
                 }
             }
             weights = weights.add(job.weights_stride);
-            values = values.add(job.unit);
         }
         for r in 0..RB {
             for i in 0..DV {

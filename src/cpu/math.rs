@@ -13,6 +13,8 @@ pub(super) trait Math: Copy + 'static {
     const PAIR: usize;
     /// Bytes of an element.
     const BYTES: usize = 4 / Self::PAIR;
+    /// Whether queries and values must come as plain units, not in a form of the vector set's own.
+    const PLAIN: bool = false;
     unsafe fn dot<I: Isa>(a: I::V, b: I::V, c: I::V) -> I::V;
 
     /// Scores of a step (see [`Scores`]): the vector set's register tiles, unless the arithmetic has better.

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::ahead::Stretches;
-use super::gemm::{BLOCK, KeyBlock};
+use super::gemm::{BLOCK, KeyBlock, Stored, StoredRows};
 use super::isa::Isa;
 use super::job::{KvData, KvView, QueryData, QueryView, Scale};
 use super::math::Math;
@@ -31,6 +31,8 @@ pub(super) struct Run {
 pub(super) struct Values {
     runs: [Run; BLOCKS + 1],
     len: usize,
+    /// The one run's values, where its units are still to be made.
+    pub stored: Option<StoredRows>,
 }
 
 impl Values {
@@ -206,7 +208,7 @@ impl Head<'_, '_> {
     pub unsafe fn values<I: Isa, A: Math>(&self, segments: &Segments, tokens: usize, staged: bool, work: &Workspace) -> Values {
         let stride = work.width * 4;
         let whole = Run { first: 0, units: tokens.div_ceil(A::PAIR), data: work.values.cast(), stride };
-        let mut values = Values { runs: [whole; BLOCKS + 1], len: 1 };
+        let mut values = Values { runs: [whole; BLOCKS + 1], len: 1, stored: None };
         let in_place = A::PAIR == 1 && native::<A>(&self.view.data) && self.rows_are_contiguous() && self.head_dim == work.width;
         unsafe {
             if in_place && !staged && self.page_size >= BLOCK {
@@ -217,6 +219,8 @@ impl Head<'_, '_> {
                         Run { first: segment.first, units: segment.tokens, data, stride: self.view.strides.token * 4 };
                     values.len += 1;
                 }
+            } else if !staged && let Some(kind) = self.stored::<I, A>() {
+                values.stored = Some(self.stored_rows(kind, segments, work));
             } else if self.rows_are_contiguous() {
                 self.stage_rows::<I, A>(segments, tokens, work);
             } else {
@@ -224,6 +228,33 @@ impl Head<'_, '_> {
             }
         }
         values
+    }
+
+    /// What `I` can multiply straight from the cache's rows, if this cache is that.
+    fn stored<I: Isa, A: Math>(&self) -> Option<Stored> {
+        if A::PLAIN || !I::WEIGHS_STORED || !self.rows_are_contiguous() || !self.head_dim.is_multiple_of(64) {
+            return None;
+        }
+        match (&self.view.data, A::PAIR) {
+            (KvData::F16(_), 1) => Some(Stored::F16),
+            (KvData::Bf16(_), 2) => Some(Stored::Bf16),
+            (KvData::Fp8(_), 2) => Some(Stored::Fp8),
+            (KvData::Mxfp4(_), 2) => Some(Stored::Mxfp4),
+            _ => None,
+        }
+    }
+
+    /// The rows of a step's tokens, and zeros for the rest.
+    fn stored_rows(&self, kind: Stored, segments: &Segments, work: &Workspace) -> StoredRows {
+        let mut stored = StoredRows { kind, rows: [work.zeros; STEP + 1], scales: [std::ptr::null(); STEP + 1] };
+        for segment in segments.iter() {
+            for i in 0..segment.tokens {
+                let t = segment.first + i;
+                stored.rows[t] = address(&self.view.data, self.token(&segment, i));
+                stored.scales[t] = block_scales(&self.view.scale, self.head, segment.page, segment.slot + i);
+            }
+        }
+        stored
     }
 
     /// Values whose dims are contiguous: rows, two of them side by side where units are pairs.
@@ -325,7 +356,13 @@ pub(super) fn query_terms<A: Math>(query: &QueryView<'_>) -> usize {
     }
 }
 
-/// Packs `count` flattened (query, head-in-group) rows from `first` on as units `[terms][units][rows]`; padding rows are zeros.
+/// Whether queries are packed with two units side by side. Chunks of keys are 16 bytes stored, so they hold an even number of units.
+pub(super) fn twins<I: Isa, A: Math>(head_dim: usize, rows: usize) -> bool {
+    !A::PLAIN && I::twins(rows) && (head_dim / A::PAIR).is_multiple_of(2)
+}
+
+/// Packs `count` flattened (query, head-in-group) rows as units `[terms][units][rows]`, or `[terms][units / 2][rows][2]` (see [`twins`]);
+/// padding rows are zeros.
 #[inline(always)]
 pub(super) unsafe fn pack_query<I: Isa, A: Math>(
     query: &QueryView<'_>,
@@ -346,7 +383,16 @@ pub(super) unsafe fn pack_query<I: Isa, A: Math>(
                     to.write_bytes(0, units);
                 }
             }
-            I::transpose(staged, units * 4, work.query.add(term * units * work.rows), work.rows, work.rows, units);
+            let to = work.query.add(term * units * work.rows);
+            if !twins::<I, A>(head_dim, work.rows) {
+                I::transpose(staged, units * 4, to, work.rows, work.rows, units);
+                continue;
+            }
+            for twin in 0..units / 2 {
+                for r in 0..work.rows {
+                    *to.cast::<[u32; 2]>().add(twin * work.rows + r) = *staged.add(r * units).cast::<[u32; 2]>().add(twin);
+                }
+            }
         }
     }
 }

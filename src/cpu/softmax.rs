@@ -88,10 +88,18 @@ impl Softmax {
         unsafe {
             let scale = I::splat(scale);
             let old = I::load(self.max.add(row));
-            let mut new = old;
-            for t in 0..self.tokens {
-                new = I::max(I::mul(I::load(self.scores.add(t * self.rows + row)), scale), new);
+            // Four chains: a maximum waits for the one before it.
+            let mut top = [old; 4];
+            let fours = self.tokens / 4 * 4;
+            for t in (0..fours).step_by(4) {
+                for (i, top) in top.iter_mut().enumerate() {
+                    *top = I::max(I::mul(I::load(self.scores.add((t + i) * self.rows + row)), scale), *top);
+                }
             }
+            for t in fours..self.tokens {
+                top[0] = I::max(I::mul(I::load(self.scores.add(t * self.rows + row)), scale), top[0]);
+            }
+            let new = I::max(I::max(top[0], top[1]), I::max(top[2], top[3]));
             let base = I::select(I::less(new, I::splat(f32::MIN)), I::splat(0.0), new);
             let grown = I::any(I::less(old, new));
             let mut factor = I::splat(1.0);

@@ -5,7 +5,7 @@ use super::gemm::{Scores, Weighted};
 use super::isa::Isa;
 use super::job::Job;
 use super::math::Math;
-use super::pack::{Head, Keys, Values, pack_query, query_terms};
+use super::pack::{Head, Keys, Values, pack_query, query_terms, twins};
 use super::pages::{Segments, token_scales};
 use super::softmax::{Mask, Softmax};
 use super::workspace::{STEP, Workspace};
@@ -166,26 +166,30 @@ unsafe fn score<I: Isa, A: Math>(job: &Job<'_>, keys: &Keys, tokens: usize, ahea
     let blocks = &keys.blocks[..tokens.div_ceil(super::gemm::BLOCK)];
     let terms = query_terms::<A>(&job.query);
     let (chunks, chunk_units) = (keys.chunks, keys.chunk_units);
-    unsafe { A::scores::<I>(&Scores { query: work.query, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead) }
+    let twins = twins::<I, A>(job.dims.head_dim, work.rows);
+    unsafe {
+        A::scores::<I>(&Scores { query: work.query, twins, terms, rows: work.rows, chunks, chunk_units, blocks, out: work.scores }, ahead)
+    }
 }
 
 #[inline(always)]
 unsafe fn accumulate<I: Isa, A: Math>(rows: usize, values: &Values, weights: *const u32, ahead: &mut Ahead, work: &Workspace) {
     for run in values.iter() {
         unsafe {
-            A::weighted::<I>(
-                &Weighted {
-                    weights: weights.add(run.first / A::PAIR * work.rows),
-                    weights_stride: work.rows,
-                    rows,
-                    values: run.data,
-                    unit: run.stride,
-                    units: run.units,
-                    out: work.out,
-                    width: work.width,
-                },
-                ahead,
-            );
+            let job = Weighted {
+                weights: weights.add(run.first / A::PAIR * work.rows),
+                weights_stride: work.rows,
+                rows,
+                values: run.data,
+                unit: run.stride,
+                units: run.units,
+                out: work.out,
+                width: work.width,
+            };
+            match &values.stored {
+                Some(stored) => I::weighted_stored::<A>(&job, stored, ahead),
+                None => A::weighted::<I>(&job, ahead),
+            }
         }
     }
 }

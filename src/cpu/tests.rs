@@ -1,5 +1,8 @@
 //! The kernels against float64, through [`Job`].
 
+use std::io::Write;
+use std::sync::Once;
+
 use candle::{Layout, Shape};
 use float8::F8E4M3;
 use half::{bf16, f16};
@@ -15,6 +18,16 @@ use crate::plan::{HostPlan, TILE_TOKENS};
 use crate::registry::CpuIsa;
 
 const ISAS: [CpuIsa; 6] = [CpuIsa::AmxBf16, CpuIsa::Avx512Bf16, CpuIsa::Avx512, CpuIsa::Avx2, CpuIsa::Neon, CpuIsa::Portable];
+
+/// The instruction sets that this machine has. The others are named once, past the harness's capture: a run says what it did not test.
+fn isas() -> impl Iterator<Item = CpuIsa> {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let skipped: Vec<_> = ISAS.into_iter().filter(|&isa| !available(isa)).map(CpuIsa::name).collect();
+        let _ = writeln!(std::io::stderr(), "CPU kernels skipped, not on this machine: {}", skipped.join(", "));
+    });
+    ISAS.into_iter().filter(|&isa| available(isa))
+}
 
 /// A way to run a call.
 #[derive(Clone, Copy, Debug)]
@@ -366,7 +379,7 @@ impl Case {
     /// Every instruction set that this machine has, and the emulated one where it would be used.
     fn ways(&self) -> Vec<Way> {
         let tiles = holds_bf16(&self.job(CpuIsa::AmxBf16)).then_some(Way::EmulatedTiles);
-        ISAS.into_iter().filter(|&isa| available(isa)).map(Way::Isa).chain(tiles).collect()
+        isas().map(Way::Isa).chain(tiles).collect()
     }
 
     fn run(&self, way: Way) -> Results {

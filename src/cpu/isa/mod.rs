@@ -26,7 +26,7 @@ pub(super) use portable::Portable;
 
 use super::ahead::Ahead;
 use super::decode;
-use super::gemm::{Scores, Weighted};
+use super::gemm::{Scores, StoredRows, Weighted};
 use super::math::Math;
 
 /// An instruction set.
@@ -69,6 +69,18 @@ pub(super) trait Isa: Copy + 'static {
     /// Asks for the cache line of `at`, which may be any address.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
+
+    /// Whether `scores` wants the queries of a block of `rows` packed with two units side by side.
+    #[inline(always)]
+    fn twins(_rows: usize) -> bool {
+        false
+    }
+    /// Whether `weighted_stored` is there.
+    const WEIGHS_STORED: bool = false;
+    /// As `weighted` with the values in `stored`; `job.values` is room for their units. Width is a multiple of 64.
+    unsafe fn weighted_stored<A: Math>(_job: &Weighted, _stored: &StoredRows, _ahead: &mut Ahead) {
+        unreachable!("asked for only where WEIGHS_STORED")
+    }
 
     /// Scores of a step (see [`Scores`]), in register tiles of this set's size.
     unsafe fn scores<A: Math>(job: &Scores, ahead: &mut Ahead);

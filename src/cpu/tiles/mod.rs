@@ -95,6 +95,7 @@ pub(super) unsafe fn attend<I: Isa, T: TileUnit>(job: &Job<'_>, block: &RowBlock
 
 impl<T: TileUnit> Math for TilePairs<T> {
     const PAIR: usize = Pairs::PAIR;
+    const PLAIN: bool = true;
 
     #[inline(always)]
     unsafe fn dot<I: Isa>(a: I::V, b: I::V, c: I::V) -> I::V {
