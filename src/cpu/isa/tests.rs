@@ -7,6 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
+#[cfg(target_arch = "x86_64")]
 use crate::registry::CpuIsa;
 
 /// A whole number of vectors of any set.
