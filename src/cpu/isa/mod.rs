@@ -124,7 +124,7 @@ pub(super) trait Isa: Copy + 'static {
     }
 }
 
-/// `2^x` to about 1.5e-7 relative; 0 below -151, NaN for NaN. Minimax polynomial (Remez) on [-1/2, 1/2] with the constant term set to 1.
+/// `2^x` to below 3e-7 relative; 0 below -151, NaN for NaN. Minimax polynomial (Remez) on [-1/2, 1/2] with the constant term set to 1.
 #[inline(always)]
 pub(super) unsafe fn exp2<I: Isa>(x: I::V) -> I::V {
     unsafe {
