@@ -1,0 +1,109 @@
+// From the groups' states to the output or to a partial result.
+#pragma once
+
+#include "../common/records.h"
+#include "pipeline.cuh"
+
+namespace pa {
+
+// Maximum (log2 units) and sum of a row, with its sink if it has one.
+struct RowEnd {
+    float scale;  // factor that turns the unnormalized output into the output
+    float lse;    // natural logarithm
+};
+
+// The sink joins the denominator. A row that attends nothing gives 0 and -inf, sink or not.
+template <bool SINKS>
+__device__ __forceinline__ RowEnd finish_row(float max, float sum, const float* sinks, int head) {
+    if (sum == 0.0f) return {0.0f, neg_inf()};
+    float factor = 1.0f;
+    if constexpr (SINKS) {
+        const float sink = sinks[head] * LOG2E, most = fmaxf(max, sink);
+        factor = exp2_fast(max - most);
+        sum = sum * factor + exp2_fast(sink - most);
+        max = most;
+    }
+    return {factor / sum, (max + log2_fast(sum)) * LN2};
+}
+
+template <class Element>
+__device__ __forceinline__ void store4(void* out, i64 at, float4 x) {
+    const uint2 packed = {Element::pack(x.x, x.y), Element::pack(x.z, x.w)};
+    *reinterpret_cast<uint2*>(static_cast<u16*>(out) + at) = packed;
+}
+
+template <class T>
+__device__ __forceinline__ void publish_state(const State<T>& state, float* merge, int group, int first_row, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    float2* ml = reinterpret_cast<float2*>(merge + T::GROUPS * T::ROWS * T::MERGE_ROW) + group * T::ROWS;
+    float* o = merge + group * T::ROWS * T::MERGE_ROW;
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = first_row + 16 * m + 8 * h + g;
+            float sum = state.softmax.sum[m][h];
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            if (t == 0) ml[row] = {state.softmax.max[m][h], sum};
+            const float unit = T::PER_TOKEN ? state.softmax.v_most : 1.0f;
+            if constexpr (T::FP8) {
+#pragma unroll
+                for (int n = 0; n < T::OUT_TILES; n += 4) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int i = 2 * h + e;
+                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, e)) = {
+                            state.o[m][n][i] * unit, state.o[m][n + 1][i] * unit, state.o[m][n + 2][i] * unit, state.o[m][n + 3][i] * unit};
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int n = 0; n < T::OUT_TILES; n++) {
+                    *reinterpret_cast<float2*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, 0)) = {state.o[m][n][2 * h],
+                                                                                                   state.o[m][n][2 * h + 1]};
+                }
+            }
+        }
+    }
+}
+
+// Merges the groups, in their order, and stores the rows: normalized where the row has one task, else as partition `slot`.
+template <class T>
+__device__ __forceinline__ void store_rows(const TileParams& p, const Task& task, const float* merge, bool direct, int thread) {
+    constexpr int PIECES = T::HEAD_DIM / 4;
+    const float2* ml = reinterpret_cast<const float2*>(merge + T::GROUPS * T::ROWS * T::MERGE_ROW);
+    for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
+        const int row = item / PIECES, channel = item % PIECES * 4;
+        const int global_row = task.first_row + row;
+        if (global_row >= task.rows) continue;
+        float max = neg_inf(), sum = 0.0f;
+#pragma unroll
+        for (int group = 0; group < T::GROUPS; group++) max = fmaxf(max, ml[group * T::ROWS + row].x);
+        const float base = max == neg_inf() ? 0.0f : max;
+        float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int group = 0; group < T::GROUPS; group++) {
+            const float2 part = ml[group * T::ROWS + row];
+            const float weight = exp2_fast(part.x - base);
+            const float4 x = *reinterpret_cast<const float4*>(merge + (group * T::ROWS + row) * T::MERGE_ROW + channel);
+            sum += part.y * weight;
+            o.x += x.x * weight, o.y += x.y * weight, o.z += x.z * weight, o.w += x.w * weight;
+        }
+        if (direct) {
+            const int query = task.query_first + global_row / p.group, head = task.head * p.group + global_row % p.group;
+            const RowEnd end = finish_row<T::Opt::SINKS>(max, sum, p.sinks, head);
+            const float f = end.scale * p.v_scale;
+            store4<typename T::Query>(p.out, query * p.out_token_stride + head * p.out_head_stride + channel,
+                                      {o.x * f, o.y * f, o.z * f, o.w * f});
+            if (p.lse && channel == 0) p.lse[i64(query) * p.kv_heads * p.group + head] = end.lse;
+        } else {
+            const int heads = p.heads_per_row > 1 ? 1 : p.kv_heads, head = p.heads_per_row > 1 ? 0 : task.head;
+            const i64 at = (i64(task.slot) * heads + head) * task.rows + global_row;
+            *reinterpret_cast<float4*>(p.partial_o + at * T::HEAD_DIM + channel) = o;
+            if (channel == 0) p.partial_ml[at] = {max, sum};
+        }
+    }
+}
+
+}  // namespace pa
