@@ -11,6 +11,7 @@ struct Task {
     int query_first, query_len, rows, first_row;  // rows: query_len * group, of which this CTA takes ROWS from first_row on
     int context, first_token;                     // tokens that any row attends: first_token..context
     int begin, end;                               // tokens of the task; begin is a multiple of a chunk
+    int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context
 };
 
 // Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows are read by ldmatrix, eight rows at once; FP8 K by eight lanes that
@@ -37,8 +38,8 @@ struct PageIds {
     __device__ __forceinline__ u32 fetch(const Task& task, int group, int chunk, int lane) const {
         const int sub = lane % SUB;
         const int token = task.begin + (group + (chunk + lane / SUB) * T::GROUPS) * T::CHUNK + sub * T::PAGE_SIZE;
-        // Lanes past the context or wholly before the window are not read: their table entries may hold anything.
-        const bool owned = token < task.end && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
+        // Page ids do not wait for the context's length: entries past it are in the table, hold anything, and are not used.
+        const bool owned = token < task.table_end && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
         return owned ? look_up(token) : 0;
     }
 

@@ -72,6 +72,22 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
+// Brings a line into the L2: a hint, which neither faults nor orders anything.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// Loads past the L1, for values that a kernel still running may be about to change.
+__device__ __forceinline__ u32 load_l2(const u32* p) {
+    u32 x;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
+
+__device__ __forceinline__ int4 load_l2(const int4* p) {
+    int4 x;
+    asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+
 __device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

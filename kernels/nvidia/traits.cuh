@@ -16,7 +16,7 @@ struct Bf16 {
     }
     static __device__ __forceinline__ float2 unpack(u32 x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
     static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
@@ -37,7 +37,7 @@ struct F16 {
         return r;
     }
     static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
@@ -82,10 +82,10 @@ struct Options {
 
 // How a CTA is cut. `GROUPS` warp groups take every GROUPS-th chunk of a task's tokens, each with a ring of its own of `STAGES` chunks;
 // the `ROW_WARPS` warps of a group read the same chunks and hold `M_TILES` tiles of 16 query rows each.
-template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1>
+template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1, int PREFETCH_ = 2>
 struct Shape {
     static constexpr int M_TILES = M_TILES_, ROW_WARPS = ROW_WARPS_, GROUPS = GROUPS_, STAGES = STAGES_, CHUNK = CHUNK_;
-    static constexpr int MIN_CTAS = MIN_CTAS_;
+    static constexpr int MIN_CTAS = MIN_CTAS_, PREFETCH_CHUNKS = PREFETCH_;
 };
 
 template <class KV_, class Q_, int HEAD_DIM_, int PAGE_SIZE_, int TILE_TOKENS_, class Shape_, class Options_>
@@ -98,6 +98,7 @@ struct Traits {
     static constexpr int HEAD_DIM = HEAD_DIM_, PAGE_SIZE = PAGE_SIZE_, TILE_TOKENS = TILE_TOKENS_;
     static constexpr int M_TILES = Shape_::M_TILES, ROW_WARPS = Shape_::ROW_WARPS, GROUPS = Shape_::GROUPS;
     static constexpr int STAGES = Shape_::STAGES, CHUNK = Shape_::CHUNK, MIN_CTAS = Shape_::MIN_CTAS;
+    static constexpr int PREFETCH_CHUNKS = Shape_::PREFETCH_CHUNKS;
 
     static constexpr bool FP8 = KV_::BYTES == 1;
     static constexpr bool PER_TOKEN = FP8 && Opt::SCALES == Scales::PER_TOKEN;
@@ -146,7 +147,7 @@ struct TileParams {
     i64 v_page_stride, v_head_stride, v_token_stride;
     i64 scale_page_stride, scale_head_stride;
     i64 table_stride;
-    int num_pages, kv_heads, group, query_len, window;
+    int num_pages, max_pages, plan_rows, kv_heads, group, query_len, window;  // max_pages: width of a table row
     int heads_per_row;  // KV heads that have plan rows of their own: kv_heads with per-head tables, else 1
     float scale_log2;   // softmax scale, times the K scale, times log2(e); with a softcap the scale over the cap alone
     float softcap_log2;

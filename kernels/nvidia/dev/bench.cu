@@ -60,15 +60,17 @@ struct Call {
     TileParams p{};
     int slots, row_blocks, rows, plan_rows, tasks;
 
-    void launch(cudaStream_t stream) const {
+    void launch(cudaStream_t stream, bool without_reducer = false, bool overlapped = true) const {
         cudaLaunchAttribute early{};
         early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         early.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config{};
-        config.stream = stream, config.attrs = &early, config.numAttrs = 1;
+        config.stream = stream, config.attrs = &early, config.numAttrs = overlapped;
         config.gridDim = dim3(slots, p.kv_heads, row_blocks), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
         OK(cudaLaunchKernelEx(&config, tile_kernel<T>, p));
-        constexpr int WARPS = 4;
+        if (without_reducer) return;
+        constexpr int WARPS = 8;
+        config.numAttrs = 1;
         config.gridDim = dim3(rows, plan_rows, p.kv_heads), config.blockDim = WARPS * 32, config.dynamicSmemBytes = 0;
         OK(cudaLaunchKernelEx(&config, reduce_kernel<typename T::Query, T::HEAD_DIM, T::Opt::SINKS, WARPS>, p));
     }
@@ -115,7 +117,7 @@ struct Case {
         auto keep = [](auto* at) { owned.push_back((void*)at); return at; };
         p.work_info = keep(device(plan.work)), p.reduce_info = keep(device(plan.reduce));
         p.tables = keep(device(tables)), p.context_lens = keep(device(lens));
-        p.table_stride = widest + 2, p.num_pages = pages, p.kv_heads = H, p.group = problem.group, p.query_len = Q;
+        p.table_stride = p.max_pages = widest + 2, p.plan_rows = B, p.num_pages = pages, p.kv_heads = H, p.group = problem.group, p.query_len = Q;
         p.window = problem.window, p.heads_per_row = 1;
         const int heads = H * problem.group;
         p.q_token_stride = p.out_token_stride = int64_t(heads) * D, p.q_head_stride = p.out_head_stride = D;
@@ -200,14 +202,14 @@ struct Case {
     }
 
     // Median, least and most microseconds a call.
-    std::vector<double> time(int least_calls = 10, int replays = 30) {
+    std::vector<double> time(bool without_reducer = false, bool overlapped = true, int least_calls = 10, int replays = 30) {
         cudaStream_t stream;
         OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         const int count = std::max(least_calls, int(calls.size()));
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream);
+        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream, without_reducer, overlapped);
         OK(cudaStreamEndCapture(stream, &graph));
         OK(cudaGraphInstantiate(&exec, graph, 0));
         cudaEvent_t from, to;
@@ -252,13 +254,14 @@ void measure(const char* variant, const Problem& problem) {
     const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / bytes) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
     Case<T> c(problem, caches, false);
     const auto us = c.time();
+    const double tile_only = c.time(true)[0], apart = c.time(false, false)[0];
     const bool small = bytes < 100e6;
     const double error = small ? c.error().first : 0.0;
     if (!(error < 2e-2)) failures++;
     const double limit = bytes / read_rate_bytes_per_us;
-    printf("%-28s %-14s tasks %4d %8.2f us (%.2f-%.2f) %6.3f TB/s %5.1f%% of read  peer %7.2f us  %5.2fx  err %.1e\n", problem.name.c_str(),
-           variant, c.calls[0].tasks, us[0], us[1], us[2], bytes / us[0] / 1e6, 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
-           error);
+    printf("%-16s %-14s t%4d %7.2f us (%.2f-%.2f) %5.1f%% peer %6.2f %4.2fx err %.1e | tile %6.2f, calls apart %6.2f\n", problem.name.c_str(),
+           variant, c.calls[0].tasks, us[0], us[1], us[2], 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
+           error, tile_only, apart);
     fflush(stdout);
     release_all();
 }

@@ -7,13 +7,22 @@
 #endif
 #define HAS_PART(n) (PART == 0 || PART == n)
 
-//                       M-tiles, row warps, groups, stages, chunk, CTAs an SM
-using Decode8 = Shape<1, 1, 8, 3, 16, 1>;
-using Decode4x2 = Shape<1, 1, 4, 3, 16, 2>;
-using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1>;
-using Decode4x2Fp8 = Shape<1, 1, 4, 3, 32, 2>;
-using Verify = Shape<2, 2, 4, 4, 16, 1>;
-using VerifyFp8 = Shape<2, 2, 4, 4, 32, 1>;
+//                       M-tiles, row warps, groups, stages, chunk, CTAs an SM, chunks prefetched
+using Decode8 = Shape<1, 1, 8, 3, 16, 1, 2>;
+using Decode8NoPrefetch = Shape<1, 1, 8, 3, 16, 1, 0>;
+using Decode8Prefetch4 = Shape<1, 1, 8, 3, 16, 1, 4>;
+using Decode7 = Shape<1, 1, 7, 4, 16, 1, 2>;
+using Decode4 = Shape<1, 1, 4, 6, 16, 1, 4>;
+using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1, 2>;
+using Decode8Fp8Short = Shape<1, 1, 8, 6, 16, 1, 4>;
+using Decode8Fp8NoPrefetch = Shape<1, 1, 8, 3, 32, 1, 0>;
+using Decode12Fp8 = Shape<1, 1, 11, 5, 16, 1, 3>;
+using Verify = Shape<2, 2, 4, 4, 16, 1, 2>;
+using Verify32 = Shape<2, 2, 4, 3, 32, 1, 2>;
+using VerifyRows4 = Shape<1, 4, 2, 6, 32, 1, 2>;
+using VerifyRows4x3 = Shape<1, 4, 3, 4, 16, 1, 2>;
+using VerifyFp8 = Shape<2, 2, 4, 4, 32, 1, 2>;
+using VerifyFp8Short = Shape<2, 2, 4, 6, 16, 1, 4>;
 
 using Plain = Options<>;
 using PerToken = Options<false, false, false, Scales::PER_TOKEN>;
@@ -92,20 +101,26 @@ inline void run_times(const std::string& filter) {
         if (t.query_len == 1) {
 #if HAS_PART(4)
             measure<Tile<Bf16, Decode8>>("bf16 8w", bf16);
-            measure<Tile<Bf16, Decode4x2>>("bf16 4w x2", bf16);
-            measure<Tile<Bf16, Decode8, Plain, 128, 64>>("bf16 8w t64", bf16);
-            measure<Tile<Bf16, Decode8, Plain, 16, 256>>("bf16 8w p16", bf16);
+            measure<Tile<Bf16, Decode8NoPrefetch>>("bf16 8w np", bf16);
+            measure<Tile<Bf16, Decode8Prefetch4>>("bf16 8w p4", bf16);
+            measure<Tile<Bf16, Decode7>>("bf16 7w 4st", bf16);
+            measure<Tile<Bf16, Decode4>>("bf16 4w 6st", bf16);
 #endif
 #if HAS_PART(5)
             measure<Tile<E4m3, Decode8Fp8>>("fp8 8w", fp8);
-            measure<Tile<E4m3, Decode4x2Fp8>>("fp8 4w x2", fp8);
-            measure<Tile<E4m3, Decode8Fp8, Plain, 128, 64>>("fp8 8w t64", fp8);
+            measure<Tile<E4m3, Decode8Fp8NoPrefetch>>("fp8 8w np", fp8);
+            measure<Tile<E4m3, Decode8Fp8Short>>("fp8 8w 6st c16", fp8);
+            measure<Tile<E4m3, Decode12Fp8>>("fp8 11w c16", fp8);
             measure<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token 8w", fp8);
 #endif
         } else {
 #if HAS_PART(6)
-            measure<Tile<Bf16, Verify>>("bf16 v4x2", bf16);
-            measure<Tile<E4m3, VerifyFp8>>("fp8 v4x2", fp8);
+            measure<Tile<Bf16, Verify>>("bf16 2x2x4", bf16);
+            measure<Tile<Bf16, Verify32>>("bf16 2x2x4 c32", bf16);
+            measure<Tile<Bf16, VerifyRows4>>("bf16 1x4x2 c32", bf16);
+            measure<Tile<Bf16, VerifyRows4x3>>("bf16 1x4x3", bf16);
+            measure<Tile<E4m3, VerifyFp8>>("fp8 2x2x4 c32", fp8);
+            measure<Tile<E4m3, VerifyFp8Short>>("fp8 2x2x4 c16", fp8);
             measure<Tile<E4m3, VerifyFp8, PerToken>>("fp8 token v4x2", fp8);
 #endif
         }
