@@ -1,7 +1,6 @@
-// From the groups' states to the output or to a partial result.
+// From the groups' states to one state of the CTA, and from a merged state to the output.
 #pragma once
 
-#include "../common/records.h"
 #include "pipeline.cuh"
 
 namespace pa {
@@ -35,7 +34,7 @@ __device__ __forceinline__ void store4(void* out, i64 at, float4 x) {
 template <class T>
 __device__ __forceinline__ void publish_state(const State<T>& state, float* merge, int group, int first_row, int lane) {
     const int g = lane / 4, t = lane % 4;
-    float2* ml = reinterpret_cast<float2*>(merge + T::GROUPS * T::ROWS * T::MERGE_ROW) + group * T::ROWS;
+    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
     float* o = merge + group * T::ROWS * T::MERGE_ROW;
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
@@ -68,15 +67,27 @@ __device__ __forceinline__ void publish_state(const State<T>& state, float* merg
     }
 }
 
-// Merges the groups, in their order, and stores the rows: normalized where the row has one task, else as partition `slot`.
+// A state in the making: parts join in a fixed order, at most 2^x of their maximum each.
+struct Joined {
+    float max = neg_inf(), sum = 0.0f;
+    float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+
+    __device__ __forceinline__ void add(float2 ml, float4 x) {
+        const float most = fmaxf(max, ml.x), base = most == neg_inf() ? 0.0f : most;
+        const float keep = exp2_fast(max - base), weight = exp2_fast(ml.x - base);
+        max = most, sum = sum * keep + ml.y * weight;
+        o.x = o.x * keep + x.x * weight, o.y = o.y * keep + x.y * weight;
+        o.z = o.z * keep + x.z * weight, o.w = o.w * keep + x.w * weight;
+    }
+};
+
+// Merges the groups into the CTA's own state.
 template <class T>
-__device__ __forceinline__ void store_rows(const TileParams& p, const Task& task, const float* merge, bool direct, int thread) {
+__device__ __forceinline__ void merge_groups(float* merge, int thread) {
     constexpr int PIECES = T::HEAD_DIM / 4;
-    const float2* ml = reinterpret_cast<const float2*>(merge + T::GROUPS * T::ROWS * T::MERGE_ROW);
+    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS);
     for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
         const int row = item / PIECES, channel = item % PIECES * 4;
-        const int global_row = task.first_row + row;
-        if (global_row >= task.rows) continue;
         float max = neg_inf(), sum = 0.0f;
 #pragma unroll
         for (int group = 0; group < T::GROUPS; group++) max = fmaxf(max, ml[group * T::ROWS + row].x);
@@ -90,20 +101,20 @@ __device__ __forceinline__ void store_rows(const TileParams& p, const Task& task
             sum += part.y * weight;
             o.x += x.x * weight, o.y += x.y * weight, o.z += x.z * weight, o.w += x.w * weight;
         }
-        if (direct) {
-            const int query = task.query_first + global_row / p.group, head = task.head * p.group + global_row % p.group;
-            const RowEnd end = finish_row<T::Opt::SINKS>(max, sum, p.sinks, head);
-            const float f = end.scale * p.v_scale;
-            store4<typename T::Query>(p.out, query * p.out_token_stride + head * p.out_head_stride + channel,
-                                      {o.x * f, o.y * f, o.z * f, o.w * f});
-            if (p.lse && channel == 0) p.lse[i64(query) * p.kv_heads * p.group + head] = end.lse;
-        } else {
-            const int heads = p.heads_per_row > 1 ? 1 : p.kv_heads, head = p.heads_per_row > 1 ? 0 : task.head;
-            const i64 at = (i64(task.slot) * heads + head) * task.rows + global_row;
-            *reinterpret_cast<float4*>(p.partial_o + at * T::HEAD_DIM + channel) = o;
-            if (channel == 0) p.partial_ml[at] = {max, sum};
-        }
+        *reinterpret_cast<float4*>(merge + (T::GROUPS * T::ROWS + row) * T::MERGE_ROW + channel) = o;
+        if (channel == 0) ml[T::GROUPS * T::ROWS + row] = {max, sum};
     }
+}
+
+// Stores four channels of an output row, and its LSE beside channel 0.
+template <class T>
+__device__ __forceinline__ void store_output(const TileParams& p, const Task& task, int row, int channel, const Joined& x) {
+    const int query = task.query_first + row / p.group, head = task.head * p.group + row % p.group;
+    const RowEnd end = finish_row<T::Opt::SINKS>(x.max, x.sum, p.sinks, head);
+    const float f = end.scale * p.v_scale;
+    store4<typename T::Query>(p.out, query * p.out_token_stride + head * p.out_head_stride + channel,
+                              {x.o.x * f, x.o.y * f, x.o.z * f, x.o.w * f});
+    if (p.lse && channel == 0) p.lse[i64(query) * p.kv_heads * p.group + head] = end.lse;
 }
 
 }  // namespace pa

@@ -72,19 +72,54 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
-// Brings a line into the L2: a hint, which neither faults nor orders anything.
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
-// Loads past the L1, for values that a kernel still running may be about to change.
-__device__ __forceinline__ u32 load_l2(const u32* p) {
-    u32 x;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x) : "l"(p));
+// Loads past the L1: what other CTAs of this launch have written.
+__device__ __forceinline__ float4 load_l2(const float4* p) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
     return x;
 }
 
-__device__ __forceinline__ int4 load_l2(const int4* p) {
-    int4 x;
-    asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+__device__ __forceinline__ float2 load_l2(const float2* p) {
+    float2 x;
+    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
+    return x;
+}
+
+// Every thread of the cluster: what was written before is seen after, in shared memory of any of its CTAs too.
+__device__ __forceinline__ void sync_cluster() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The address in the shared memory of CTA `rank` of the cluster that `address` is in this CTA's.
+__device__ __forceinline__ u32 cluster_address(u32 address, int rank) {
+#if __CUDA_ARCH__ >= 900
+    u32 r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+#else
+    return address;
+#endif
+}
+
+__device__ __forceinline__ float4 load_cluster4(u32 address) {
+    float4 x;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+#else
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+#endif
+    return x;
+}
+
+__device__ __forceinline__ float2 load_cluster2(u32 address) {
+    float2 x;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+#else
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+#endif
     return x;
 }
 

@@ -1,91 +1,94 @@
-// The reducer: merges the partitions of a row, in their order.
+// Merging the tasks of a plan row, in two steps, both in the order of the slots: tasks of one cluster through distributed shared memory, then
+// the clusters' results through global memory by whichever CTA of the row comes last.
 #pragma once
 
+#include "../common/records.h"
 #include "epilogue.cuh"
 
 namespace pa {
 
-// A CTA for an (output row of a plan row, KV head): WARPS warps take every WARPS-th partition, then meet. Rows without a task get zeros.
-template <class Element, int HEAD_DIM, bool SINKS, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32, 32 / WARPS) reduce_kernel(const __grid_constant__ TileParams p) {
-    constexpr int VECTORS = (HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
-    __shared__ float4 outs[WARPS][VECTORS * 32];
-    __shared__ float2 ends[WARPS];
-    launch_next_kernel();
-    const int row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    prefetch_l2(static_cast<const ReduceInfo*>(p.reduce_info) + row);
-    wait_for_previous_kernel();
-    const ReduceInfo info = static_cast<const ReduceInfo*>(p.reduce_info)[row];
-    if (info.count == 1) return;
+// The slots of this CTA's row that sit in its cluster.
+struct Segment {
+    int first, count;
+    bool whole;  // all of the row's
+};
+
+__device__ __forceinline__ Segment segment_of(const ReduceInfo& info, int slot, int cluster) {
+    const int start = slot / cluster * cluster;
+    const int first = max(info.first_slot, start), end = min(info.first_slot + info.count, start + cluster);
+    return {first, end - first, end - first == info.count};
+}
+
+// Index of row `row` of slot `slot` among the partial results.
+__device__ __forceinline__ i64 partial_row(const TileParams& p, const Task& task, int slot, int row) {
     const bool per_head = p.heads_per_row > 1;
-    const int sequence = per_head ? row / p.heads_per_row : row, kv_head = per_head ? row % p.heads_per_row : blockIdx.z;
-    const int query_first = p.query_start ? p.query_start[sequence] : sequence * p.query_len;
-    const int query_len = p.query_start ? p.query_start[sequence + 1] - query_first : p.query_len;
-    const int rows = query_len * p.group, heads = per_head ? 1 : p.kv_heads;
-    if (int(blockIdx.x) >= rows) return;
-    const i64 first = (i64(info.first_slot) * heads + (per_head ? 0 : kv_head)) * rows + blockIdx.x, step = i64(heads) * rows;
-    float max = neg_inf(), sum = 0.0f;
-    float4 o[VECTORS];
-#pragma unroll
-    for (int j = 0; j < VECTORS; j++) o[j] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int start = warp; start < info.count; start += WARPS * AHEAD) {
-        float2 ml[AHEAD];
-        float4 x[AHEAD][VECTORS];
-        float most = max;
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int part = start + i * WARPS;
-            const bool real = part < info.count;
-            const i64 at = first + (real ? part : start) * step;
-            ml[i] = p.partial_ml[at];
-            if (!real) ml[i] = {neg_inf(), 0.0f};
-#pragma unroll
-            for (int j = 0; j < VECTORS; j++) {
-                const int channel = (j * 32 + lane) * 4;
-                x[i][j] = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (real && channel < HEAD_DIM) x[i][j] = *reinterpret_cast<const float4*>(p.partial_o + at * HEAD_DIM + channel);
-            }
+    return (i64(slot) * (per_head ? 1 : p.kv_heads) + (per_head ? 0 : task.head)) * task.rows + row;
+}
+
+// Each CTA of a segment merges every count-th row. The result is the output where the segment is whole, else a partial of its first slot.
+template <class T>
+__device__ __forceinline__ void merge_segment(const TileParams& p, const Task& task, const Segment& segment, u32 merge, int thread) {
+    constexpr int PIECES = T::HEAD_DIM / 4;
+    const int rank = task.slot - segment.first, first_cta = segment.first % p.cluster;
+    const u32 outs = merge + T::GROUPS * T::ROWS * T::MERGE_ROW * 4, ends = merge + (T::MERGE_ENDS + T::GROUPS * T::ROWS * 2) * 4;
+    for (int item = thread;; item += T::THREADS) {
+        const int row = item / PIECES * segment.count + rank, channel = item % PIECES * 4, global_row = task.first_row + row;
+        if (row >= T::ROWS || global_row >= task.rows) break;
+        Joined x;
+#pragma unroll 4
+        for (int i = 0; i < segment.count; i++) {
+            const float2 ml = load_cluster2(cluster_address(ends + row * 8, first_cta + i));
+            x.add(ml, load_cluster4(cluster_address(outs + (row * T::MERGE_ROW + channel) * 4, first_cta + i)));
         }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) most = fmaxf(most, ml[i].x);
-        const float base = most == neg_inf() ? 0.0f : most, alpha = exp2_fast(max - base);
-        max = most, sum *= alpha;
-#pragma unroll
-        for (int j = 0; j < VECTORS; j++) o[j].x *= alpha, o[j].y *= alpha, o[j].z *= alpha, o[j].w *= alpha;
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const float weight = exp2_fast(ml[i].x - base);
-            sum += ml[i].y * weight;
-#pragma unroll
-            for (int j = 0; j < VECTORS; j++) {
-                o[j].x += x[i][j].x * weight, o[j].y += x[i][j].y * weight, o[j].z += x[i][j].z * weight, o[j].w += x[i][j].w * weight;
-            }
+        if (segment.whole) {
+            store_output<T>(p, task, global_row, channel, x);
+        } else {
+            const i64 at = partial_row(p, task, segment.first, global_row);
+            *reinterpret_cast<float4*>(p.partial_o + at * T::HEAD_DIM + channel) = x.o;
+            if (channel == 0) p.partial_ml[at] = {x.max, x.sum};
         }
     }
-#pragma unroll
-    for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = o[j];
-    if (lane == 0) ends[warp] = {max, sum};
+}
+
+// True in the CTA that is the last of the row's to get here; it sees what the others wrote before. Leaves the counter at zero.
+__device__ __forceinline__ bool arrives_last(u32* arrivals, int count, int thread) {
+    __shared__ bool last;
     __syncthreads();
-    max = neg_inf(), sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) max = fmaxf(max, ends[i].x);
-    const float base = max == neg_inf() ? 0.0f : max;
-    float weights[WARPS];
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) weights[i] = exp2_fast(ends[i].x - base), sum += ends[i].y * weights[i];
-    const int query = query_first + blockIdx.x / p.group, head = kv_head * p.group + blockIdx.x % p.group;
-    const RowEnd end = finish_row<SINKS>(max, sum, p.sinks, head);
-    for (int piece = threadIdx.x; piece < HEAD_DIM / 4; piece += WARPS * 32) {
-        float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            const float4 y = outs[i][piece];
-            x.x += y.x * weights[i], x.y += y.y * weights[i], x.z += y.z * weights[i], x.w += y.w * weights[i];
-        }
-        const float f = end.scale * p.v_scale;
-        store4<Element>(p.out, query * p.out_token_stride + head * p.out_head_stride + piece * 4, {x.x * f, x.y * f, x.z * f, x.w * f});
+    if (thread == 0) {
+        __threadfence();
+        last = atomicAdd(arrivals, 1u) == u32(count - 1);
+        if (last) *arrivals = 0;
+        __threadfence();
     }
-    if (p.lse && threadIdx.x == 0) p.lse[i64(query) * p.kv_heads * p.group + head] = end.lse;
+    __syncthreads();
+    return last;
+}
+
+template <class T>
+__device__ __forceinline__ void merge_partials(const TileParams& p, const Task& task, const ReduceInfo& info, int thread) {
+    constexpr int PIECES = T::HEAD_DIM / 4, AHEAD = 8;
+    const int first = info.first_slot / p.cluster, end = (info.first_slot + info.count - 1) / p.cluster + 1;
+    for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
+        const int row = task.first_row + item / PIECES, channel = item % PIECES * 4;
+        if (row >= task.rows) break;
+        Joined x;
+        for (int start = first; start < end; start += AHEAD) {
+            float2 ml[AHEAD];
+            float4 o[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int cluster = min(start + i, end - 1);
+                const i64 at = partial_row(p, task, max(info.first_slot, cluster * p.cluster), row);
+                ml[i] = load_l2(p.partial_ml + at);
+                o[i] = load_l2(reinterpret_cast<const float4*>(p.partial_o + at * T::HEAD_DIM + channel));
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (start + i < end) x.add(ml[i], o[i]);
+            }
+        }
+        store_output<T>(p, task, row, channel, x);
+    }
 }
 
 }  // namespace pa

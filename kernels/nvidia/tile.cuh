@@ -1,7 +1,7 @@
 // The tile kernel: a CTA for a (slot, KV head, block of query rows).
 #pragma once
 
-#include "epilogue.cuh"
+#include "reduce.cuh"
 
 namespace pa {
 
@@ -29,53 +29,59 @@ __device__ __forceinline__ bool read_task(Task& task, const TileParams& p) {
     return true;
 }
 
-// While the kernel before this one drains: brings the task's records, page ids and first chunks into the L2. These are hints. Nothing read here
-// is used for anything else, since that kernel may be about to change it; every address is clamped to its tensor.
+// Zeros and -inf for a plan row without a task: the CTA in the slot of its number writes them.
 template <class T>
-__device__ __forceinline__ void prefetch_task(const TileParams& p, int group, int thread) {
-    const int4 work = load_l2(static_cast<const int4*>(p.work_info) + blockIdx.x);
-    const int row = work.x;
-    if (u32(row) >= u32(p.plan_rows)) return;
-    prefetch_l2(p.context_lens + row);
-    prefetch_l2(static_cast<const ReduceInfo*>(p.reduce_info) + row);
+__device__ __forceinline__ void clear_row(const TileParams& p, int row, int thread) {
     const bool per_head = p.heads_per_row > 1;
-    const int head = per_head ? row % p.heads_per_row : blockIdx.y;
-    constexpr int ROW_LINES = (T::ROW_BYTES + 127) / 128, LINES = T::CHUNK * ROW_LINES;
-    constexpr int CHUNKS = T::PREFETCH_CHUNKS;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-#pragma unroll
-        for (int line = thread; line < LINES; line += T::GROUP_THREADS) {
-            const i64 token = i64(work.y) * T::TILE_TOKENS + (group + chunk * T::GROUPS) * T::CHUNK + line / ROW_LINES;
-            if (token >= i64(work.z) * T::TILE_TOKENS || token >= i64(p.max_pages) * T::PAGE_SIZE || token < 0) continue;
-            const u32 page = min(load_l2(p.tables + row * p.table_stride + token / T::PAGE_SIZE), u32(p.num_pages - 1));
-            const i64 in_page = token % T::PAGE_SIZE, at = line % ROW_LINES * 128;
-            prefetch_l2(static_cast<const u8*>(p.k) + page * p.k_page_stride + head * p.k_head_stride + in_page * p.k_token_stride + at);
-            prefetch_l2(static_cast<const u8*>(p.v) + page * p.v_page_stride + head * p.v_head_stride + in_page * p.v_token_stride + at);
-        }
+    const int sequence = per_head ? row / p.heads_per_row : row, kv_head = per_head ? row % p.heads_per_row : blockIdx.y;
+    const int query_first = p.query_start ? p.query_start[sequence] : sequence * p.query_len;
+    const int query_len = p.query_start ? p.query_start[sequence + 1] - query_first : p.query_len;
+    constexpr int PIECES = T::HEAD_DIM / 4;
+    for (i64 item = thread + i64(blockIdx.z) * T::THREADS; item < i64(query_len) * p.group * PIECES; item += i64(gridDim.z) * T::THREADS) {
+        const int local = int(item / PIECES), channel = int(item % PIECES) * 4;
+        const int query = query_first + local / p.group, head = kv_head * p.group + local % p.group;
+        store4<typename T::Query>(p.out, query * p.out_token_stride + head * p.out_head_stride + channel, {0.0f, 0.0f, 0.0f, 0.0f});
+        if (p.lse && channel == 0) p.lse[i64(query) * p.kv_heads * p.group + head] = neg_inf();
     }
 }
 
 template <class T>
 __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __grid_constant__ TileParams p) {
     extern __shared__ __align__(128) u8 smem[];
-    launch_next_kernel();
-    if constexpr (T::PREFETCH_CHUNKS > 0) prefetch_task<T>(p, threadIdx.x / T::GROUP_THREADS, threadIdx.x % T::GROUP_THREADS);
-    wait_for_previous_kernel();
-    Task task;
-    if (!read_task<T>(task, p)) return;
-    const bool direct = static_cast<const ReduceInfo*>(p.reduce_info)[task.table_row].count == 1;
-    const int warp = threadIdx.x / 32, group = warp / T::ROW_WARPS;
-    const int row = warp % T::ROW_WARPS * T::M_TILES * 16;
-    State<T> state;
-    walk<T>(state, p, task, smem_address(smem) + group * T::STAGES * T::STAGE_BYTES, group, task.first_row + row,
-            threadIdx.x % T::GROUP_THREADS);
-    copies_wait<0>();
-    __syncthreads();
     float* merge = reinterpret_cast<float*>(smem);
-    publish_state<T>(state, merge, group, row, threadIdx.x % 32);
-    __syncthreads();
-    store_rows<T>(p, task, merge, direct, threadIdx.x);
+    const int thread = threadIdx.x, warp = thread / 32;
+    launch_next_kernel();
+    wait_for_previous_kernel();
+    const ReduceInfo* reduce = static_cast<const ReduceInfo*>(p.reduce_info);
+    const bool clears = int(blockIdx.x) < p.plan_rows && reduce[blockIdx.x].count == 0;
+    Task task;
+    const bool active = read_task<T>(task, p);
+    ReduceInfo info = {0, 0};
+    if (active) {
+        info = reduce[task.table_row];
+        const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
+        State<T> state;
+        walk<T>(state, p, task, smem_address(smem) + group * T::STAGES * T::STAGE_BYTES, group, task.first_row + row,
+                thread % T::GROUP_THREADS);
+        copies_wait<0>();
+        __syncthreads();
+        publish_state<T>(state, merge, group, row, thread % 32);
+        __syncthreads();
+        merge_groups<T>(merge, thread);
+    }
+    const Segment segment = segment_of(info, blockIdx.x, p.cluster);
+    if (p.cluster > 1) {
+        sync_cluster();
+    } else {
+        __syncthreads();
+    }
+    if (active) merge_segment<T>(p, task, segment, smem_address(smem), thread);
+    if (p.cluster > 1) sync_cluster();  // no CTA ends while another reads its shared memory
+    if (active && !segment.whole) {
+        u32* arrivals = p.arrivals + (task.table_row * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z;
+        if (arrives_last(arrivals, info.count, thread)) merge_partials<T>(p, task, info, thread);
+    }
+    if (clears) clear_row<T>(p, blockIdx.x, thread);
 }
 
 }  // namespace pa

@@ -82,10 +82,10 @@ struct Options {
 
 // How a CTA is cut. `GROUPS` warp groups take every GROUPS-th chunk of a task's tokens, each with a ring of its own of `STAGES` chunks;
 // the `ROW_WARPS` warps of a group read the same chunks and hold `M_TILES` tiles of 16 query rows each.
-template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1, int PREFETCH_ = 2>
+template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1>
 struct Shape {
     static constexpr int M_TILES = M_TILES_, ROW_WARPS = ROW_WARPS_, GROUPS = GROUPS_, STAGES = STAGES_, CHUNK = CHUNK_;
-    static constexpr int MIN_CTAS = MIN_CTAS_, PREFETCH_CHUNKS = PREFETCH_;
+    static constexpr int MIN_CTAS = MIN_CTAS_;
 };
 
 template <class KV_, class Q_, int HEAD_DIM_, int PAGE_SIZE_, int TILE_TOKENS_, class Shape_, class Options_>
@@ -98,7 +98,6 @@ struct Traits {
     static constexpr int HEAD_DIM = HEAD_DIM_, PAGE_SIZE = PAGE_SIZE_, TILE_TOKENS = TILE_TOKENS_;
     static constexpr int M_TILES = Shape_::M_TILES, ROW_WARPS = Shape_::ROW_WARPS, GROUPS = Shape_::GROUPS;
     static constexpr int STAGES = Shape_::STAGES, CHUNK = Shape_::CHUNK, MIN_CTAS = Shape_::MIN_CTAS;
-    static constexpr int PREFETCH_CHUNKS = Shape_::PREFETCH_CHUNKS;
 
     static constexpr bool FP8 = KV_::BYTES == 1;
     static constexpr bool PER_TOKEN = FP8 && Opt::SCALES == Scales::PER_TOKEN;
@@ -115,9 +114,11 @@ struct Traits {
     static constexpr int STAGE_BYTES = 2 * KV_BYTES + 2 * SCALE_BYTES;
     static constexpr int RING_BYTES = GROUPS * STAGES * STAGE_BYTES;
 
-    // The merge of the groups, over the drained rings: outputs in rows padded against bank conflicts, then (maximum, sum).
+    // The merge, over the drained rings: for each group, then for the CTA, outputs in rows padded against bank conflicts; behind them
+    // in the same order (maximum, sum) of every row.
     static constexpr int MERGE_ROW = HEAD_DIM + 8;
-    static constexpr int MERGE_BYTES = GROUPS * ROWS * (MERGE_ROW + 2) * 4;
+    static constexpr int MERGE_ENDS = (GROUPS + 1) * ROWS * MERGE_ROW;
+    static constexpr int MERGE_BYTES = (MERGE_ENDS + (GROUPS + 1) * ROWS * 2) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
 
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
@@ -141,6 +142,7 @@ struct TileParams {
     void* out;
     float* lse;         // may be null
     float* partial_o;   // F32 [capacity, Hkv, rows, D], unnormalized
+    u32* arrivals;      // [plan rows, Hkv, row blocks], zero before and after every launch
     float2* partial_ml; // [capacity, Hkv, rows]: maximum of the scores in log2 units, sum
     i64 q_token_stride, q_head_stride, out_token_stride, out_head_stride;
     i64 k_page_stride, k_head_stride, k_token_stride;
@@ -148,6 +150,7 @@ struct TileParams {
     i64 scale_page_stride, scale_head_stride;
     i64 table_stride;
     int num_pages, max_pages, plan_rows, kv_heads, group, query_len, window;  // max_pages: width of a table row
+    int cluster;        // CTAs of a cluster, along the slots
     int heads_per_row;  // KV heads that have plan rows of their own: kv_heads with per-head tables, else 1
     float scale_log2;   // softmax scale, times the K scale, times log2(e); with a softcap the scale over the cap alone
     float softcap_log2;

@@ -27,7 +27,7 @@ using namespace pa;
 struct Problem {
     std::string name;
     std::vector<int> contexts;
-    int query_len = 1, kv_heads = 1, group = 16, window = 0, capacity = 0, max_partitions = 1 << 30;
+    int query_len = 1, kv_heads = 1, group = 16, window = 0, capacity = 0, max_partitions = 1 << 30, cluster = 1;
     bool hnd = false;
     double peer_us = 0;
 };
@@ -60,19 +60,30 @@ struct Call {
     TileParams p{};
     int slots, row_blocks, rows, plan_rows, tasks;
 
-    void launch(cudaStream_t stream, bool without_reducer = false, bool overlapped = true) const {
-        cudaLaunchAttribute early{};
-        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        early.val.programmaticStreamSerializationAllowed = 1;
+    // A plain launch waits for the kernel before it to end; an overlapped one starts while that drains.
+    void launch(cudaStream_t stream, bool overlapped = true) const {
+        cudaLaunchAttribute attributes[2]{};
+        attributes[0].id = cudaLaunchAttributeClusterDimension;
+        attributes[0].val.clusterDim.x = p.cluster, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[1].val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config{};
-        config.stream = stream, config.attrs = &early, config.numAttrs = overlapped;
+        config.stream = stream, config.attrs = attributes, config.numAttrs = 1 + overlapped;
         config.gridDim = dim3(slots, p.kv_heads, row_blocks), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
         OK(cudaLaunchKernelEx(&config, tile_kernel<T>, p));
-        if (without_reducer) return;
-        constexpr int WARPS = 8;
-        config.numAttrs = 1;
-        config.gridDim = dim3(rows, plan_rows, p.kv_heads), config.blockDim = WARPS * 32, config.dynamicSmemBytes = 0;
-        OK(cudaLaunchKernelEx(&config, reduce_kernel<typename T::Query, T::HEAD_DIM, T::Opt::SINKS, WARPS>, p));
+    }
+
+    // Clusters of `size` that the GPU runs at once.
+    static int most_clusters(int size) {
+        cudaLaunchAttribute attribute{};
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config{};
+        config.attrs = &attribute, config.numAttrs = 1;
+        config.gridDim = dim3(size * 66), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
+        int clusters = 0;
+        OK(cudaOccupancyMaxActiveClusters(&clusters, tile_kernel<T>, &config));
+        return clusters;
     }
 };
 
@@ -110,15 +121,19 @@ struct Case {
                 first[page] = std::max(oldest - i * S, 0), end[page] = std::min(c - i * S, S);
             }
         }
-        const dev::Plan plan = dev::plan(problem.contexts, Q, problem.window, T::TILE_TOKENS,
-                                         problem.capacity ? problem.capacity : std::max(sms * T::MIN_CTAS / H, 1), problem.max_partitions);
         Call<T> call;
+        OK(cudaFuncSetAttribute(tile_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SMEM_BYTES));
+        OK(cudaFuncSetAttribute(tile_kernel<T>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+        const int C = problem.cluster, fit = C > 1 ? call.most_clusters(C) * C : sms * T::MIN_CTAS;
+        dev::Plan plan = dev::plan(problem.contexts, Q, problem.window, T::TILE_TOKENS,
+                                   problem.capacity ? problem.capacity : std::max(fit / H, 1), problem.max_partitions);
+        while (plan.work.size() % C) plan.work.push_back({-1, 0, 0, 0});
         TileParams& p = call.p;
         auto keep = [](auto* at) { owned.push_back((void*)at); return at; };
         p.work_info = keep(device(plan.work)), p.reduce_info = keep(device(plan.reduce));
         p.tables = keep(device(tables)), p.context_lens = keep(device(lens));
         p.table_stride = p.max_pages = widest + 2, p.plan_rows = B, p.num_pages = pages, p.kv_heads = H, p.group = problem.group, p.query_len = Q;
-        p.window = problem.window, p.heads_per_row = 1;
+        p.window = problem.window, p.heads_per_row = 1, p.cluster = C;
         const int heads = H * problem.group;
         p.q_token_stride = p.out_token_stride = int64_t(heads) * D, p.q_head_stride = p.out_head_stride = D;
         const int64_t row = D * Kv::BYTES;
@@ -140,6 +155,9 @@ struct Case {
         const int64_t q_count = int64_t(B) * Q * heads * D;
         p.partial_o = (float*)allocate(int64_t(call.slots) * H * call.rows * D * 4);
         p.partial_ml = (float2*)allocate(int64_t(call.slots) * H * call.rows * 8);
+        const int64_t counters = int64_t(B) * H * call.row_blocks;
+        p.arrivals = (u32*)allocate(counters * 4);
+        OK(cudaMemset(p.arrivals, 0, counters * 4));
         p.q = allocate(q_count * 2);
         dev::fill<typename T::Query><<<64, 256>>>((void*)p.q, q_count, 99, 1.5f);
         std::vector<float> k_scales, v_scales;
@@ -161,7 +179,6 @@ struct Case {
             calls.push_back(call);
         }
         OK(cudaGetLastError());
-        OK(cudaFuncSetAttribute(tile_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SMEM_BYTES));
     }
 
     // Largest error of the output over the largest |reference|, and of the LSE; NaN and unwritten elements count as infinite.
@@ -202,14 +219,14 @@ struct Case {
     }
 
     // Median, least and most microseconds a call.
-    std::vector<double> time(bool without_reducer = false, bool overlapped = true, int least_calls = 10, int replays = 30) {
+    std::vector<double> time(bool overlapped = true, int least_calls = 10, int replays = 30) {
         cudaStream_t stream;
         OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         const int count = std::max(least_calls, int(calls.size()));
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream, without_reducer, overlapped);
+        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream, overlapped);
         OK(cudaStreamEndCapture(stream, &graph));
         OK(cudaGraphInstantiate(&exec, graph, 0));
         cudaEvent_t from, to;
@@ -254,14 +271,14 @@ void measure(const char* variant, const Problem& problem) {
     const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / bytes) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
     Case<T> c(problem, caches, false);
     const auto us = c.time();
-    const double tile_only = c.time(true)[0], apart = c.time(false, false)[0];
+    const double apart = c.time(false)[0];
     const bool small = bytes < 100e6;
     const double error = small ? c.error().first : 0.0;
     if (!(error < 2e-2)) failures++;
     const double limit = bytes / read_rate_bytes_per_us;
-    printf("%-16s %-14s t%4d %7.2f us (%.2f-%.2f) %5.1f%% peer %6.2f %4.2fx err %.1e | tile %6.2f, calls apart %6.2f\n", problem.name.c_str(),
-           variant, c.calls[0].tasks, us[0], us[1], us[2], 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
-           error, tile_only, apart);
+    printf("%-16s %-14s c%-2d t%4d %7.2f us (%.2f-%.2f) %5.1f%% peer %6.2f %4.2fx err %.1e | apart %6.2f\n", problem.name.c_str(),
+           variant, problem.cluster, c.calls[0].tasks, us[0], us[1], us[2], 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
+           error, apart);
     fflush(stdout);
     release_all();
 }

@@ -7,22 +7,14 @@
 #endif
 #define HAS_PART(n) (PART == 0 || PART == n)
 
-//                       M-tiles, row warps, groups, stages, chunk, CTAs an SM, chunks prefetched
-using Decode8 = Shape<1, 1, 8, 3, 16, 1, 2>;
-using Decode8NoPrefetch = Shape<1, 1, 8, 3, 16, 1, 0>;
-using Decode8Prefetch4 = Shape<1, 1, 8, 3, 16, 1, 4>;
-using Decode7 = Shape<1, 1, 7, 4, 16, 1, 2>;
-using Decode4 = Shape<1, 1, 4, 6, 16, 1, 4>;
-using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1, 2>;
-using Decode8Fp8Short = Shape<1, 1, 8, 6, 16, 1, 4>;
-using Decode8Fp8NoPrefetch = Shape<1, 1, 8, 3, 32, 1, 0>;
-using Decode12Fp8 = Shape<1, 1, 11, 5, 16, 1, 3>;
-using Verify = Shape<2, 2, 4, 4, 16, 1, 2>;
-using Verify32 = Shape<2, 2, 4, 3, 32, 1, 2>;
-using VerifyRows4 = Shape<1, 4, 2, 6, 32, 1, 2>;
-using VerifyRows4x3 = Shape<1, 4, 3, 4, 16, 1, 2>;
-using VerifyFp8 = Shape<2, 2, 4, 4, 32, 1, 2>;
-using VerifyFp8Short = Shape<2, 2, 4, 6, 16, 1, 4>;
+//                       M-tiles, row warps, groups, stages, chunk, CTAs an SM
+using Decode8 = Shape<1, 1, 8, 3, 16, 1>;
+using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1>;
+using Verify = Shape<2, 2, 4, 3, 32, 1>;
+using VerifyRows4 = Shape<1, 4, 2, 6, 32, 1>;
+using VerifyRows4x64 = Shape<1, 4, 2, 3, 64, 1>;
+using VerifyFp8 = Shape<2, 2, 4, 4, 32, 1>;
+using VerifyFp8Rows4 = Shape<1, 4, 2, 6, 32, 1>;
 
 using Plain = Options<>;
 using PerToken = Options<false, false, false, Scales::PER_TOKEN>;
@@ -38,10 +30,10 @@ inline Problem shape(const char* name, int batch, int query_len, int context, do
     return p;
 }
 
-inline Problem ragged(const char* name, int query_len, int kv_heads, int group, int window = 0, bool hnd = false, int capacity = 0) {
+inline Problem ragged(const char* name, int query_len, int kv_heads, int group, int window = 0, bool hnd = false, int capacity = 0, int cluster = 1) {
     Problem p;
     p.name = name, p.contexts = {1, 700, 0, 5000, 129, 2, 16, 1025, 33}, p.query_len = query_len, p.kv_heads = kv_heads, p.group = group;
-    p.window = window, p.hnd = hnd, p.capacity = capacity;
+    p.window = window, p.hnd = hnd, p.capacity = capacity, p.cluster = cluster;
     return p;
 }
 
@@ -49,6 +41,10 @@ template <class Kv, class D, class V>
 void check_family(const char* name, double bound) {
     auto label = [&](const char* what) { return std::string(name) + " " + what; };
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 h1 g16", 1, 1, 16), bound);
+    for (int cluster : {2, 4, 8, 16}) {
+        check<Tile<Kv, D>>(label("cluster").c_str(), ragged("q1 h1 g16", 1, 1, 16, 0, false, 0, cluster), bound);
+        check<Tile<Kv, V, Plain, 128, 64>>(label("cluster").c_str(), ragged("q4 h2 g16", 4, 2, 16, 0, false, 0, cluster), bound);
+    }
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 h2 g8", 1, 2, 8), bound);
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q2 h1 g40 many blocks", 2, 1, 40), bound);
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 one task a row", 1, 1, 16, 0, true, 9), bound);
@@ -93,6 +89,21 @@ static const Timed MINIMAX20[] = {
     {"b8-q4-ctx32768", 8, 4, 32768, 46.78, 56.95},  {"b3-q4-ctx225280", 3, 4, 225280, 94.83, 122.88},
 };
 
+template <class T>
+void measure_clusters(const char* variant, Problem p) {
+    const int rows = int(p.contexts.size());
+    for (int cluster : {1, 2, 4, 8, 16}) {
+        p.cluster = cluster, p.max_partitions = 1 << 30;
+        if (cluster > 1 && T::TILE_TOKENS * cluster > p.contexts[0]) continue;
+        measure<T>(variant, p);
+        // Rows that fit a cluster each need no second step.
+        if (cluster > 1 && rows * cluster < 128 && rows * cluster >= 16) {
+            p.max_partitions = cluster;
+            measure<T>((std::string(variant) + " one").c_str(), p);
+        }
+    }
+}
+
 inline void run_times(const std::string& filter) {
     for (const Timed& t : MINIMAX20) {
         if (std::string(t.name).find(filter) == std::string::npos) continue;
@@ -100,28 +111,19 @@ inline void run_times(const std::string& filter) {
         const Problem fp8 = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
         if (t.query_len == 1) {
 #if HAS_PART(4)
-            measure<Tile<Bf16, Decode8>>("bf16 8w", bf16);
-            measure<Tile<Bf16, Decode8NoPrefetch>>("bf16 8w np", bf16);
-            measure<Tile<Bf16, Decode8Prefetch4>>("bf16 8w p4", bf16);
-            measure<Tile<Bf16, Decode7>>("bf16 7w 4st", bf16);
-            measure<Tile<Bf16, Decode4>>("bf16 4w 6st", bf16);
+            measure_clusters<Tile<Bf16, Decode8>>("bf16", bf16);
+            if (t.batch == 1) measure_clusters<Tile<Bf16, Decode8, Plain, 128, 128>>("bf16 t128", bf16);
 #endif
 #if HAS_PART(5)
-            measure<Tile<E4m3, Decode8Fp8>>("fp8 8w", fp8);
-            measure<Tile<E4m3, Decode8Fp8NoPrefetch>>("fp8 8w np", fp8);
-            measure<Tile<E4m3, Decode8Fp8Short>>("fp8 8w 6st c16", fp8);
-            measure<Tile<E4m3, Decode12Fp8>>("fp8 11w c16", fp8);
-            measure<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token 8w", fp8);
+            measure_clusters<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
 #endif
         } else {
 #if HAS_PART(6)
-            measure<Tile<Bf16, Verify>>("bf16 2x2x4", bf16);
-            measure<Tile<Bf16, Verify32>>("bf16 2x2x4 c32", bf16);
+            measure_clusters<Tile<Bf16, Verify>>("bf16 2x2x4 c32", bf16);
             measure<Tile<Bf16, VerifyRows4>>("bf16 1x4x2 c32", bf16);
-            measure<Tile<Bf16, VerifyRows4x3>>("bf16 1x4x3", bf16);
+            measure<Tile<Bf16, VerifyRows4x64>>("bf16 1x4x2 c64", bf16);
             measure<Tile<E4m3, VerifyFp8>>("fp8 2x2x4 c32", fp8);
-            measure<Tile<E4m3, VerifyFp8Short>>("fp8 2x2x4 c16", fp8);
-            measure<Tile<E4m3, VerifyFp8, PerToken>>("fp8 token v4x2", fp8);
+            measure<Tile<E4m3, VerifyFp8Rows4>>("fp8 1x4x2 c32", fp8);
 #endif
         }
     }
