@@ -8,6 +8,7 @@
 #pragma once
 
 #include "pages.cuh"
+#include "wgmma.cuh"
 
 namespace pa {
 
@@ -95,6 +96,15 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
 template <class T>
 __device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
     using Compute = typename T::Compute;
+    if constexpr (T::WARPGROUP) {
+        warpgroup_begin();
+#pragma unroll
+        for (int step = 0; step < T::K_STEPS; step++) {
+            warpgroup_mma<Compute, 0>(s[0], q.a[0][step], describe(k + step / 4 * (T::CHUNK * 128) + step % 4 * 32), step > 0);
+        }
+        warpgroup_end();
+        return;
+    }
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll
@@ -141,6 +151,18 @@ template <class T>
 __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][4], const u32 (&pr)[T::M_TILES][T::N_TILES / 2][4], u32 v,
                                            int lane) {
     using Compute = typename T::Compute;
+    if constexpr (T::WARPGROUP) {
+        warpgroup_begin();
+#pragma unroll
+        for (int step = 0; step < T::N_TILES / 2; step++) {
+#pragma unroll
+            for (int half = 0; half < T::HEAD_DIM / 64; half++) {
+                warpgroup_mma<Compute, 1>(&o[0][8 * half], pr[0][step], describe(v + half * (T::CHUNK * 128) + step * 16 * 128), 1);
+            }
+        }
+        warpgroup_end();
+        return;
+    }
 #pragma unroll
     for (int step = 0; step < T::N_TILES / 2; step++) {
         if constexpr (T::FP8) {

@@ -16,8 +16,10 @@ struct Task {
 
 // Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows are read by ldmatrix, eight rows at once; FP8 K by eight lanes that
 // read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart.
+// For a warpgroup, halves of 64 channels follow each other, each in the 128-byte swizzle.
 template <class T, bool VALUE>
 __device__ __forceinline__ int swizzled(int row, int piece) {
+    if constexpr (T::WARPGROUP) return (piece >> 3) * (T::CHUNK * 128) + row * 128 + (((piece ^ row) & 7) << 4);
     const int mask = !T::FP8 ? row & 7 : VALUE ? (row >> 1) & 6 : (row & 1) << 2;
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
@@ -70,6 +72,15 @@ struct PageIds {
     }
 };
 
+// Copies a thread's piece of rows row0, row0 + STEP, ... of a chunk; zeros outside `first..end`.
+template <class T, bool VALUE, int STEP>
+__device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, int row0, int piece, int first, int end) {
+#pragma unroll
+    for (int row = 0; row < T::CHUNK; row += STEP) {
+        copy16(stage + swizzled<T, VALUE>(row + row0, piece), src + row * stride, row + row0 >= first && row + row0 < end);
+    }
+}
+
 // Issues the copies of chunk `chunk` of a group into a stage. Rows that no query attends become zeros, and are not read.
 template <class T>
 __device__ __forceinline__ void load_chunk(const TileParams& p, const Task& task, PageIds<T>& pages, int group, int chunk, u32 stage,
@@ -87,16 +98,13 @@ __device__ __forceinline__ void load_chunk(const TileParams& p, const Task& task
         const int in_page = token % T::PAGE_SIZE + row0;
         k += page * p.k_page_stride + in_page * p.k_token_stride;
         v += page * p.v_page_stride + in_page * p.v_token_stride;
-#pragma unroll
-        for (int row = 0; row < T::CHUNK; row += ROWS_AT_ONCE) {
-            const int t = token + row + row0;
-            copy16(stage + swizzled<T, false>(row + row0, piece), k + row * p.k_token_stride, t < task.end && t >= task.first_token);
-        }
-#pragma unroll
-        for (int row = 0; row < T::CHUNK; row += ROWS_AT_ONCE) {
-            const int t = token + row + row0;
-            copy16(stage + T::KV_BYTES + swizzled<T, true>(row + row0, piece), v + row * p.v_token_stride,
-                   t < task.end && t >= task.first_token);
+        if (token >= task.first_token && token + T::CHUNK <= task.end) {
+            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, p.k_token_stride, row0, piece, 0, T::CHUNK);
+            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, p.v_token_stride, row0, piece, 0, T::CHUNK);
+        } else {
+            const int first = task.first_token - token, end = task.end - token;
+            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, p.k_token_stride, row0, piece, first, end);
+            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, p.v_token_stride, row0, piece, first, end);
         }
     } else {
 #pragma unroll

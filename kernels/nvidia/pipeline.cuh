@@ -46,6 +46,7 @@ __device__ __forceinline__ void walk(State<T>& state, const TileParams& p, const
     int stage = 0;
     for (int chunk = 0; chunk < chunks; chunk++) {
         copies_wait<T::STAGES - 2>();
+        if constexpr (T::WARPGROUP) fence_async_proxy();
         sync_group<T>(group);
         // Every warp of the group is done with the chunk before, so that its stage takes the next.
         const int ahead = chunk + T::STAGES - 1;

@@ -7,6 +7,7 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using i64 = long long;
+using u64 = unsigned long long;
 
 constexpr u32 FULL_WARP = 0xffffffffu;
 constexpr float LOG2E = 1.4426950408889634f;
@@ -72,19 +73,6 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
-// Loads past the L1: what other CTAs of this launch have written.
-__device__ __forceinline__ float4 load_l2(const float4* p) {
-    float4 x;
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
-    return x;
-}
-
-__device__ __forceinline__ float2 load_l2(const float2* p) {
-    float2 x;
-    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
-    return x;
-}
-
 // Every thread of the cluster: what was written before is seen after, in shared memory of any of its CTAs too.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
@@ -121,6 +109,13 @@ __device__ __forceinline__ float2 load_cluster2(u32 address) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
 #endif
     return x;
+}
+
+// Orders this thread's writes to shared memory before what the tensor cores read of it after the next barrier.
+__device__ __forceinline__ void fence_async_proxy() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 address) {

@@ -1,5 +1,5 @@
 // Merging the tasks of a plan row, in two steps, both in the order of the slots: tasks of one cluster through distributed shared memory, then
-// the clusters' results through global memory by whichever CTA of the row comes last.
+// the clusters' results by a second kernel.
 #pragma once
 
 #include "../common/records.h"
@@ -20,9 +20,9 @@ __device__ __forceinline__ Segment segment_of(const ReduceInfo& info, int slot, 
 }
 
 // Index of row `row` of slot `slot` among the partial results.
-__device__ __forceinline__ i64 partial_row(const TileParams& p, const Task& task, int slot, int row) {
+__device__ __forceinline__ i64 partial_row(const TileParams& p, int head, int rows, int slot, int row) {
     const bool per_head = p.heads_per_row > 1;
-    return (i64(slot) * (per_head ? 1 : p.kv_heads) + (per_head ? 0 : task.head)) * task.rows + row;
+    return (i64(slot) * (per_head ? 1 : p.kv_heads) + (per_head ? 0 : head)) * rows + row;
 }
 
 // Each CTA of a segment merges every count-th row. The result is the output where the segment is whole, else a partial of its first slot.
@@ -43,51 +43,66 @@ __device__ __forceinline__ void merge_segment(const TileParams& p, const Task& t
         if (segment.whole) {
             store_output<T>(p, task, global_row, channel, x);
         } else {
-            const i64 at = partial_row(p, task, segment.first, global_row);
+            const i64 at = partial_row(p, task.head, task.rows, segment.first, global_row);
             *reinterpret_cast<float4*>(p.partial_o + at * T::HEAD_DIM + channel) = x.o;
             if (channel == 0) p.partial_ml[at] = {x.max, x.sum};
         }
     }
 }
 
-// True in the CTA that is the last of the row's to get here; it sees what the others wrote before. Leaves the counter at zero.
-__device__ __forceinline__ bool arrives_last(u32* arrivals, int count, int thread) {
-    __shared__ bool last;
-    __syncthreads();
-    if (thread == 0) {
-        __threadfence();
-        last = atomicAdd(arrivals, 1u) == u32(count - 1);
-        if (last) *arrivals = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
-}
-
-template <class T>
-__device__ __forceinline__ void merge_partials(const TileParams& p, const Task& task, const ReduceInfo& info, int thread) {
-    constexpr int PIECES = T::HEAD_DIM / 4, AHEAD = 8;
+// A CTA for a (query row of a plan row, KV head): WARPS warps take every WARPS-th segment, then meet. Rows without a task, and rows that one
+// cluster has finished, are not its business.
+template <class T, int WARPS>
+__global__ void __launch_bounds__(WARPS * 32) reduce_kernel(const __grid_constant__ TileParams p) {
+    constexpr int VECTORS = (T::HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
+    __shared__ float4 outs[WARPS][VECTORS * 32];
+    __shared__ float2 ends[WARPS];
+    launch_next_kernel();
+    wait_for_previous_kernel();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const ReduceInfo info = static_cast<const ReduceInfo*>(p.reduce_info)[blockIdx.y];
     const int first = info.first_slot / p.cluster, end = (info.first_slot + info.count - 1) / p.cluster + 1;
-    for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
-        const int row = task.first_row + item / PIECES, channel = item % PIECES * 4;
-        if (row >= task.rows) break;
-        Joined x;
-        for (int start = first; start < end; start += AHEAD) {
-            float2 ml[AHEAD];
-            float4 o[AHEAD];
+    if (info.count == 0 || end - first == 1) return;
+    const bool per_head = p.heads_per_row > 1;
+    Task task;
+    task.sequence = per_head ? blockIdx.y / p.heads_per_row : blockIdx.y;
+    task.head = per_head ? blockIdx.y % p.heads_per_row : blockIdx.z;
+    task.query_first = p.query_start ? p.query_start[task.sequence] : task.sequence * p.query_len;
+    task.query_len = p.query_start ? p.query_start[task.sequence + 1] - task.query_first : p.query_len;
+    task.rows = task.query_len * p.group;
+    if (int(blockIdx.x) >= task.rows) return;
+    Joined x[VECTORS];
+    for (int start = first + warp; start < end; start += WARPS * AHEAD) {
+        float2 ml[AHEAD];
+        float4 o[AHEAD][VECTORS];
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const int cluster = min(start + i, end - 1);
-                const i64 at = partial_row(p, task, max(info.first_slot, cluster * p.cluster), row);
-                ml[i] = load_l2(p.partial_ml + at);
-                o[i] = load_l2(reinterpret_cast<const float4*>(p.partial_o + at * T::HEAD_DIM + channel));
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            const int cluster = min(start + i * WARPS, end - 1);
+            const i64 at = partial_row(p, task.head, task.rows, max(info.first_slot, cluster * p.cluster), blockIdx.x);
+            ml[i] = p.partial_ml[at];
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                if (start + i < end) x.add(ml[i], o[i]);
+            for (int j = 0; j < VECTORS; j++) {
+                const int channel = min((j * 32 + lane) * 4, T::HEAD_DIM - 4);
+                o[i][j] = *reinterpret_cast<const float4*>(p.partial_o + at * T::HEAD_DIM + channel);
             }
         }
-        store_output<T>(p, task, row, channel, x);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (start + i * WARPS < end) {
+#pragma unroll
+                for (int j = 0; j < VECTORS; j++) x[j].add(ml[i], o[i][j]);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
+    if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
+    __syncthreads();
+    for (int piece = threadIdx.x; piece < T::HEAD_DIM / 4; piece += WARPS * 32) {
+        Joined all;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) all.add(ends[i], outs[i][piece]);
+        store_output<T>(p, task, blockIdx.x, piece * 4, all);
     }
 }
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ void clear_row(const TileParams& p, int row, int thre
 
 template <class T>
 __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __grid_constant__ TileParams p) {
-    extern __shared__ __align__(128) u8 smem[];
+    extern __shared__ __align__(1024) u8 smem[];
     float* merge = reinterpret_cast<float*>(smem);
     const int thread = threadIdx.x, warp = thread / 32;
     launch_next_kernel();
@@ -77,10 +77,6 @@ __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __g
     }
     if (active) merge_segment<T>(p, task, segment, smem_address(smem), thread);
     if (p.cluster > 1) sync_cluster();  // no CTA ends while another reads its shared memory
-    if (active && !segment.whole) {
-        u32* arrivals = p.arrivals + (task.table_row * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z;
-        if (arrives_last(arrivals, info.count, thread)) merge_partials<T>(p, task, info, thread);
-    }
     if (clears) clear_row<T>(p, blockIdx.x, thread);
 }
 

@@ -82,10 +82,11 @@ struct Options {
 
 // How a CTA is cut. `GROUPS` warp groups take every GROUPS-th chunk of a task's tokens, each with a ring of its own of `STAGES` chunks;
 // the `ROW_WARPS` warps of a group read the same chunks and hold `M_TILES` tiles of 16 query rows each.
-template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1>
+template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1, bool WARPGROUP_ = false>
 struct Shape {
     static constexpr int M_TILES = M_TILES_, ROW_WARPS = ROW_WARPS_, GROUPS = GROUPS_, STAGES = STAGES_, CHUNK = CHUNK_;
     static constexpr int MIN_CTAS = MIN_CTAS_;
+    static constexpr bool WARPGROUP = WARPGROUP_;
 };
 
 template <class KV_, class Q_, int HEAD_DIM_, int PAGE_SIZE_, int TILE_TOKENS_, class Shape_, class Options_>
@@ -103,6 +104,10 @@ struct Traits {
     static constexpr bool PER_TOKEN = FP8 && Opt::SCALES == Scales::PER_TOKEN;
     // F16 queries go into F16 products as they are; others are scaled by a power of two a row, so that they cannot overflow.
     static constexpr bool SCALED_QUERY = Same<Compute, F16>::value && !Same<Query, F16>::value;
+
+    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory.
+    static constexpr bool WARPGROUP = Shape_::WARPGROUP;
+    static_assert(!WARPGROUP || (!FP8 && M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16, 16-bit");
 
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
     static constexpr int ROWS = 16 * M_TILES * ROW_WARPS;
@@ -142,7 +147,6 @@ struct TileParams {
     void* out;
     float* lse;         // may be null
     float* partial_o;   // F32 [capacity, Hkv, rows, D], unnormalized
-    u32* arrivals;      // [plan rows, Hkv, row blocks], zero before and after every launch
     float2* partial_ml; // [capacity, Hkv, rows]: maximum of the scores in log2 units, sum
     i64 q_token_stride, q_head_stride, out_token_stride, out_head_stride;
     i64 k_page_stride, k_head_stride, k_token_stride;

@@ -59,6 +59,7 @@ template <class T>
 struct Call {
     TileParams p{};
     int slots, row_blocks, rows, plan_rows, tasks;
+    bool whole;  // every row fits a cluster
 
     // A plain launch waits for the kernel before it to end; an overlapped one starts while that drains.
     void launch(cudaStream_t stream, bool overlapped = true) const {
@@ -71,6 +72,11 @@ struct Call {
         config.stream = stream, config.attrs = attributes, config.numAttrs = 1 + overlapped;
         config.gridDim = dim3(slots, p.kv_heads, row_blocks), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
         OK(cudaLaunchKernelEx(&config, tile_kernel<T>, p));
+        if (whole) return;
+        constexpr int WARPS = 4;
+        config.attrs = attributes + 1, config.numAttrs = 1;
+        config.gridDim = dim3(rows, plan_rows, p.kv_heads), config.blockDim = WARPS * 32, config.dynamicSmemBytes = 0;
+        OK(cudaLaunchKernelEx(&config, reduce_kernel<T, WARPS>, p));
     }
 
     // Clusters of `size` that the GPU runs at once.
@@ -150,14 +156,13 @@ struct Case {
         p.sinks = keep(device(sinks));
         call.rows = Q * problem.group, call.plan_rows = B, call.slots = int(plan.work.size());
         call.row_blocks = (call.rows + T::ROWS - 1) / T::ROWS;
+        call.whole = true;
+        for (auto r : plan.reduce) call.whole = call.whole && (r.count == 0 || r.first_slot / C == (r.first_slot + r.count - 1) / C);
         call.tasks = 0;
         for (auto w : plan.work) call.tasks += w.row >= 0;
         const int64_t q_count = int64_t(B) * Q * heads * D;
         p.partial_o = (float*)allocate(int64_t(call.slots) * H * call.rows * D * 4);
         p.partial_ml = (float2*)allocate(int64_t(call.slots) * H * call.rows * 8);
-        const int64_t counters = int64_t(B) * H * call.row_blocks;
-        p.arrivals = (u32*)allocate(counters * 4);
-        OK(cudaMemset(p.arrivals, 0, counters * 4));
         p.q = allocate(q_count * 2);
         dev::fill<typename T::Query><<<64, 256>>>((void*)p.q, q_count, 99, 1.5f);
         std::vector<float> k_scales, v_scales;
@@ -268,7 +273,7 @@ template <class T>
 void measure(const char* variant, const Problem& problem) {
     int64_t bytes = 0;
     for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * T::HEAD_DIM * 2 * T::Kv::BYTES;
-    const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / bytes) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
+    const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / std::max<int64_t>(bytes, 1000000)) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
     Case<T> c(problem, caches, false);
     const auto us = c.time();
     const double apart = c.time(false)[0];

@@ -11,10 +11,11 @@
 using Decode8 = Shape<1, 1, 8, 3, 16, 1>;
 using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1>;
 using Verify = Shape<2, 2, 4, 3, 32, 1>;
-using VerifyRows4 = Shape<1, 4, 2, 6, 32, 1>;
-using VerifyRows4x64 = Shape<1, 4, 2, 3, 64, 1>;
+using Warpgroup = Shape<1, 4, 2, 3, 64, 1, true>;
+using Warpgroup3 = Shape<1, 4, 3, 2, 64, 1, true>;
 using VerifyFp8 = Shape<2, 2, 4, 4, 32, 1>;
-using VerifyFp8Rows4 = Shape<1, 4, 2, 6, 32, 1>;
+using VerifyFp8Rows4 = Shape<1, 4, 3, 4, 32, 1>;
+using VerifyFp8Rows4x2 = Shape<1, 4, 2, 3, 64, 1>;
 
 using Plain = Options<>;
 using PerToken = Options<false, false, false, Scales::PER_TOKEN>;
@@ -60,10 +61,10 @@ void check_family(const char* name, double bound) {
 
 inline void run_checks(const std::string&) {
 #if HAS_PART(1)
-    check_family<Bf16, Decode8, Verify>("bf16", 8e-3);
+    check_family<Bf16, Decode8, Warpgroup>("bf16", 8e-3);
 #endif
 #if HAS_PART(2)
-    check_family<F16, Decode8, Verify>("f16", 8e-3);
+    check_family<F16, Decode8, Warpgroup>("f16", 8e-3);
 #endif
 #if HAS_PART(3)
     check_family<E4m3, Decode8Fp8, VerifyFp8>("fp8", 8e-3);
@@ -89,41 +90,44 @@ static const Timed MINIMAX20[] = {
     {"b8-q4-ctx32768", 8, 4, 32768, 46.78, 56.95},  {"b3-q4-ctx225280", 3, 4, 225280, 94.83, 122.88},
 };
 
+// Rows that fit a cluster each, and so need no reducer.
 template <class T>
-void measure_clusters(const char* variant, Problem p) {
-    const int rows = int(p.contexts.size());
-    for (int cluster : {1, 2, 4, 8, 16}) {
-        p.cluster = cluster, p.max_partitions = 1 << 30;
-        if (cluster > 1 && T::TILE_TOKENS * cluster > p.contexts[0]) continue;
-        measure<T>(variant, p);
-        // Rows that fit a cluster each need no second step.
-        if (cluster > 1 && rows * cluster < 128 && rows * cluster >= 16) {
-            p.max_partitions = cluster;
-            measure<T>((std::string(variant) + " one").c_str(), p);
-        }
-    }
+void measure_whole(const char* variant, Problem p, int cluster) {
+    p.cluster = p.max_partitions = cluster;
+    measure<T>(variant, p);
 }
 
 inline void run_times(const std::string& filter) {
+#if HAS_PART(4)
+    measure<Tile<Bf16, Decode8>>("empty", shape("empty", 1, 1, 0, 0));
+    measure<Tile<Bf16, Decode8>>("one chunk", shape("b1-q1-ctx16", 1, 1, 16, 0));
+    measure_whole<Tile<Bf16, Decode8>>("one page each", shape("b64-q1-ctx128", 64, 1, 128, 0), 1);
+#endif
     for (const Timed& t : MINIMAX20) {
         if (std::string(t.name).find(filter) == std::string::npos) continue;
         const Problem bf16 = shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer);
         const Problem fp8 = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
         if (t.query_len == 1) {
 #if HAS_PART(4)
-            measure_clusters<Tile<Bf16, Decode8>>("bf16", bf16);
-            if (t.batch == 1) measure_clusters<Tile<Bf16, Decode8, Plain, 128, 128>>("bf16 t128", bf16);
+            measure<Tile<Bf16, Decode8>>("bf16", bf16);
+            if (t.context == 8192 && t.batch < 8) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 16);
+            if (t.context == 8192 && t.batch == 8) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 8);
+            if (t.context == 8192 && t.batch == 32) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 2);
 #endif
 #if HAS_PART(5)
-            measure_clusters<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
+            measure<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
+            if (t.context == 8192 && t.batch < 8) measure_whole<Tile<E4m3, Decode8Fp8>>("fp8 whole", fp8, 16);
+            if (t.context == 8192 && t.batch == 8) measure_whole<Tile<E4m3, Decode8Fp8>>("fp8 whole", fp8, 8);
+            measure<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token", fp8);
 #endif
         } else {
 #if HAS_PART(6)
-            measure_clusters<Tile<Bf16, Verify>>("bf16 2x2x4 c32", bf16);
-            measure<Tile<Bf16, VerifyRows4>>("bf16 1x4x2 c32", bf16);
-            measure<Tile<Bf16, VerifyRows4x64>>("bf16 1x4x2 c64", bf16);
+            measure<Tile<Bf16, Verify>>("bf16 2x2x4 c32", bf16);
+            measure<Tile<Bf16, Warpgroup>>("bf16 wg x2", bf16);
+            measure<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16);
             measure<Tile<E4m3, VerifyFp8>>("fp8 2x2x4 c32", fp8);
-            measure<Tile<E4m3, VerifyFp8Rows4>>("fp8 1x4x2 c32", fp8);
+            measure<Tile<E4m3, VerifyFp8Rows4>>("fp8 1x4x3 c32", fp8);
+            measure<Tile<E4m3, VerifyFp8Rows4x2>>("fp8 1x4x2 c64", fp8);
 #endif
         }
     }
