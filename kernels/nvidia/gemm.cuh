@@ -94,17 +94,8 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
 }
 
 template <class T>
-__device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
+__device__ __forceinline__ void multiply_scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
     using Compute = typename T::Compute;
-    if constexpr (T::WARPGROUP) {
-        warpgroup_begin();
-#pragma unroll
-        for (int step = 0; step < T::K_STEPS; step++) {
-            warpgroup_mma<Compute, 0>(s[0], q.a[0][step], describe(k + step / 4 * (T::CHUNK * 128) + step % 4 * 32), step > 0);
-        }
-        warpgroup_end();
-        return;
-    }
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll
@@ -114,19 +105,32 @@ __device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], co
         }
     }
     if constexpr (T::FP8) {
+        // Loads run a batch of n-tiles ahead of the products.
+        constexpr int BATCH = 2, LOADS = T::K_STEPS / 4;
         const int g = lane / 4, t = lane % 4;
+        u32 words[2][BATCH][LOADS][4];
+        auto load = [&](int first) {
 #pragma unroll
-        for (int n = 0; n < T::N_TILES; n++) {
-            const int row = 16 * (n / 2) + 4 * (g / 2) + 2 * (n % 2) + g % 2;
+            for (int i = 0; i < BATCH; i++) {
+                const int n = first + i, row = 16 * (n / 2) + 4 * (g / 2) + 2 * (n % 2) + g % 2;
 #pragma unroll
-            for (int j = 0; j < T::K_STEPS / 4; j++) {
-                u32 words[4];
-                load_shared16(words, k + swizzled<T, false>(row, t + 4 * j));
+                for (int j = 0; j < LOADS; j++) load_shared16(words[first / BATCH % 2][i][j], k + swizzled<T, false>(row, t + 4 * j));
+            }
+        };
+        load(0);
+#pragma unroll
+        for (int first = 0; first < T::N_TILES; first += BATCH) {
+            if (first + BATCH < T::N_TILES) load(first + BATCH);
+#pragma unroll
+            for (int j = 0; j < LOADS; j++) {
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
-                    const u32 b0 = E4m3::widen<0>(words[w]), b1 = E4m3::widen<1>(words[w]);
 #pragma unroll
-                    for (int m = 0; m < T::M_TILES; m++) Compute::mma(s[m][n], q.a[m][4 * j + w], b0, b1);
+                    for (int i = 0; i < BATCH; i++) {
+                        const u32 word = words[first / BATCH % 2][i][j][w], b0 = E4m3::widen<0>(word), b1 = E4m3::widen<1>(word);
+#pragma unroll
+                        for (int m = 0; m < T::M_TILES; m++) Compute::mma(s[m][first + i], q.a[m][4 * j + w], b0, b1);
+                    }
                 }
             }
         }
@@ -148,6 +152,21 @@ __device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], co
 }
 
 template <class T>
+__device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
+    using Compute = typename T::Compute;
+    if constexpr (T::WARPGROUP) {
+        warpgroup_begin();
+#pragma unroll
+        for (int step = 0; step < T::K_STEPS; step++) {
+            warpgroup_mma<Compute, 0>(s[0], q.a[0][step], describe(k + step / 4 * (T::CHUNK * 128) + step % 4 * 32), step > 0);
+        }
+        warpgroup_end();
+    } else {
+        multiply_scores<T>(s, q, k, lane);
+    }
+}
+
+template <class T>
 __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][4], const u32 (&pr)[T::M_TILES][T::N_TILES / 2][4], u32 v,
                                            int lane) {
     using Compute = typename T::Compute;
@@ -161,35 +180,41 @@ __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][
             }
         }
         warpgroup_end();
-        return;
-    }
+    } else if constexpr (T::FP8) {
+        constexpr int BLOCKS = T::HEAD_DIM / 128, STEPS = T::N_TILES / 2 * BLOCKS;
+        const int g = lane / 4, t = lane % 4;
+        u32 rows[2][4][4];
+        auto load = [&](int i) {
 #pragma unroll
-    for (int step = 0; step < T::N_TILES / 2; step++) {
-        if constexpr (T::FP8) {
-            const int g = lane / 4, t = lane % 4;
+            for (int r = 0; r < 4; r++) {
+                load_shared16(rows[i % 2][r], v + swizzled<T, true>(16 * (i / BLOCKS) + 4 * t + r, 8 * (i % BLOCKS) + g));
+            }
+        };
+        load(0);
 #pragma unroll
-            for (int block = 0; block < T::HEAD_DIM / 128; block++) {
-                u32 rows[4][4];
+        for (int i = 0; i < STEPS; i++) {
+            if (i + 1 < STEPS) load(i + 1);
+            const u32(&row)[4][4] = rows[i % 2];
 #pragma unroll
-                for (int r = 0; r < 4; r++) load_shared16(rows[r], v + swizzled<T, true>(16 * step + 4 * t + r, 8 * block + g));
+            for (int w = 0; w < 4; w++) {
 #pragma unroll
-                for (int w = 0; w < 4; w++) {
+                for (int pair = 0; pair < 2; pair++) {
+                    // Bytes of two tokens side by side: channels 0, 1 or 2, 3 of the word.
+                    const u32 order = pair ? 0x7362 : 0x5140;
+                    const u32 low = __byte_perm(row[0][w], row[1][w], order), high = __byte_perm(row[2][w], row[3][w], order);
+                    const int n = 16 * (i % BLOCKS) + 4 * w + 2 * pair;
+                    const u32 b[4] = {E4m3::widen<0>(low), E4m3::widen<0>(high), E4m3::widen<1>(low), E4m3::widen<1>(high)};
 #pragma unroll
-                    for (int pair = 0; pair < 2; pair++) {
-                        // Bytes of two tokens side by side: channels 0, 1 or 2, 3 of the word.
-                        const u32 order = pair ? 0x7362 : 0x5140;
-                        const u32 low = __byte_perm(rows[0][w], rows[1][w], order), high = __byte_perm(rows[2][w], rows[3][w], order);
-                        const int n = 16 * block + 4 * w + 2 * pair;
-                        const u32 b[4] = {E4m3::widen<0>(low), E4m3::widen<0>(high), E4m3::widen<1>(low), E4m3::widen<1>(high)};
-#pragma unroll
-                        for (int m = 0; m < T::M_TILES; m++) {
-                            Compute::mma(o[m][n], pr[m][step], b[0], b[1]);
-                            Compute::mma(o[m][n + 1], pr[m][step], b[2], b[3]);
-                        }
+                    for (int m = 0; m < T::M_TILES; m++) {
+                        Compute::mma(o[m][n], pr[m][i / BLOCKS], b[0], b[1]);
+                        Compute::mma(o[m][n + 1], pr[m][i / BLOCKS], b[2], b[3]);
                     }
                 }
             }
-        } else {
+        }
+    } else {
+#pragma unroll
+        for (int step = 0; step < T::N_TILES / 2; step++) {
 #pragma unroll
             for (int n = 0; n < T::OUT_TILES; n += 2) {
                 u32 b[4];
