@@ -86,6 +86,7 @@ template <class T>
 __device__ __forceinline__ void merge_groups(float* merge, int thread) {
     constexpr int PIECES = T::HEAD_DIM / 4;
     float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS);
+#pragma unroll 1
     for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
         const int row = item / PIECES, channel = item % PIECES * 4;
         float max = neg_inf(), sum = 0.0f;

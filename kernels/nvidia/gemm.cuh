@@ -3,7 +3,7 @@
 // A warp holds M_TILES tiles of 16 rows. In a lane, g = lane / 4 and t = lane % 4. Which channel is which k index of QK, which token which
 // column of S and k index of PV, and which channel which column of O is free as long as both sides agree. 16-bit caches take the order of
 // ldmatrix. FP8 caches are read 16 bytes a lane and widened in registers:
-//   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0..3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
+//   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0, 2 and 1, 3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
 //   PV: k indices of lane t are tokens 4t..4t+3; column c of n-tile 16b + i is channel 128b + 16c + i.
 #pragma once
 
@@ -18,10 +18,10 @@ struct Query {
     float scale[T::M_TILES][2];  // factor of the scores of rows g and g + 8
 };
 
-// First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
+// First of the two channels that a lane's A fragment holds in k-step `step`, low or high half; the other is the next, with FP8 the next but one.
 template <class T>
 __device__ __forceinline__ int query_channel(int step, int half, int t) {
-    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
+    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + half : 16 * step + 8 * half + 2 * t;
 }
 
 // Channel of column 2t + e of n-tile `n` of the output.
@@ -53,9 +53,15 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
             u32 raw[T::K_STEPS][2];
 #pragma unroll
             for (int s = 0; s < T::K_STEPS; s++) {
+                if constexpr (T::FP8) {
+                    uint2 four = {0, 0};
+                    if (real) four = *reinterpret_cast<const uint2*>(src + query_channel<T>(s, 0, t));
+                    raw[s][0] = __byte_perm(four.x, four.y, 0x5410), raw[s][1] = __byte_perm(four.x, four.y, 0x7632);
+                } else {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
+                    for (int half = 0; half < 2; half++) {
+                        raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
+                    }
                 }
             }
             float factor = 1.0f;
@@ -88,7 +94,7 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
                     q.a[m][s][2 * half + h] = x;
                 }
             }
-            q.scale[m][h] = p.scale_log2 * factor;
+            q.scale[m][h] = p.scale_log2 * factor * (T::FP8 ? SHIFTED_E4M3 : 1.0f);
         }
     }
 }
@@ -127,7 +133,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[T::M_TILES][T::N_TILE
                 for (int w = 0; w < 4; w++) {
 #pragma unroll
                     for (int i = 0; i < BATCH; i++) {
-                        const u32 word = words[first / BATCH % 2][i][j][w], b0 = E4m3::widen<0>(word), b1 = E4m3::widen<1>(word);
+                        const u32 word = words[first / BATCH % 2][i][j][w], b0 = shift_e4m3<0>(word), b1 = shift_e4m3<1>(word);
 #pragma unroll
                         for (int m = 0; m < T::M_TILES; m++) Compute::mma(s[m][first + i], q.a[m][4 * j + w], b0, b1);
                     }

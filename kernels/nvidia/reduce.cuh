@@ -31,6 +31,7 @@ __device__ __forceinline__ void merge_segment(const TileParams& p, const Task& t
     constexpr int PIECES = T::HEAD_DIM / 4;
     const int rank = task.slot - segment.first, first_cta = segment.first % p.cluster;
     const u32 outs = merge + T::GROUPS * T::ROWS * T::MERGE_ROW * 4, ends = merge + (T::MERGE_ENDS + T::GROUPS * T::ROWS * 2) * 4;
+#pragma unroll 1
     for (int item = thread;; item += T::THREADS) {
         const int row = item / PIECES * segment.count + rank, channel = item % PIECES * 4, global_row = task.first_row + row;
         if (row >= T::ROWS || global_row >= task.rows) break;

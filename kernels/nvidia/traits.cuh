@@ -61,6 +61,16 @@ struct E4m3 {
     }
 };
 
+// E4M3 to F16 by moving bits, exactly, all values divided by 256: bytes 0 and 2 of a word, or 1 and 3. The conversion instruction runs at a
+// quarter of this rate, beside it. A NaN becomes 1.875.
+constexpr float SHIFTED_E4M3 = 256.0f;
+
+template <int ODD>
+__device__ __forceinline__ u32 shift_e4m3(u32 word) {
+    const u32 high = ODD ? word : word << 8, half = ODD ? word >> 1 : word << 7;
+    return (high & 0x80008000u) | (half & 0x3f803f80u);
+}
+
 template <class A, class B>
 struct Same {
     static constexpr bool value = false;

@@ -73,10 +73,11 @@ struct Call {
         config.gridDim = dim3(slots, p.kv_heads, row_blocks), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
         OK(cudaLaunchKernelEx(&config, tile_kernel<T>, p));
         if (whole) return;
-        constexpr int WARPS = 4;
+        // A batch of partials is 32 with four warps, 64 with eight.
+        const int warps = slots > 32 * p.cluster * plan_rows ? 8 : 4;
         config.attrs = attributes + 1, config.numAttrs = 1;
-        config.gridDim = dim3(rows, plan_rows, p.kv_heads), config.blockDim = WARPS * 32, config.dynamicSmemBytes = 0;
-        OK(cudaLaunchKernelEx(&config, reduce_kernel<T, WARPS>, p));
+        config.gridDim = dim3(rows, plan_rows, p.kv_heads), config.blockDim = warps * 32, config.dynamicSmemBytes = 0;
+        OK(cudaLaunchKernelEx(&config, warps == 8 ? reduce_kernel<T, 8> : reduce_kernel<T, 4>, p));
     }
 
     // Clusters of `size` that the GPU runs at once.

@@ -11,9 +11,7 @@
 using Decode8 = Shape<1, 1, 8, 3, 16, 1>;
 using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1>;
 using Decode12Fp8 = Shape<1, 1, 12, 2, 32, 1>;
-using Decode14Fp8 = Shape<1, 1, 14, 2, 32, 1>;
 using Decode8Fp8x64 = Shape<1, 1, 6, 2, 64, 1>;
-using Decode12 = Shape<1, 1, 12, 2, 16, 1>;
 using Decode4x32 = Shape<1, 1, 6, 2, 32, 1>;
 using Verify = Shape<2, 2, 4, 3, 32, 1>;
 using Warpgroup = Shape<1, 4, 2, 3, 64, 1, true>;
@@ -102,6 +100,12 @@ void measure_whole(const char* variant, Problem p, int cluster) {
     measure<T>(variant, p);
 }
 
+template <class T>
+void measure_cluster(const char* variant, Problem p, int cluster) {
+    p.cluster = cluster;
+    measure<T>(variant, p);
+}
+
 inline void run_times(const std::string& filter) {
 #if HAS_PART(4)
     measure<Tile<Bf16, Decode8>>("empty", shape("empty", 1, 1, 0, 0));
@@ -115,7 +119,7 @@ inline void run_times(const std::string& filter) {
         if (t.query_len == 1) {
 #if HAS_PART(4)
             measure<Tile<Bf16, Decode8>>("bf16", bf16);
-            measure<Tile<Bf16, Decode12>>("bf16 12w", bf16);
+            if (t.context > 100000) measure_cluster<Tile<Bf16, Decode8>>("bf16", bf16, 2);
             measure<Tile<Bf16, Decode4x32>>("bf16 6w c32", bf16);
             if (t.context == 8192 && t.batch < 8) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 16);
             if (t.context == 8192 && t.batch == 8) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 8);
@@ -125,14 +129,13 @@ inline void run_times(const std::string& filter) {
             measure<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
             if (t.context == 8192 && t.batch < 8) measure_whole<Tile<E4m3, Decode8Fp8>>("fp8 whole", fp8, 16);
             if (t.context == 8192 && t.batch == 8) measure_whole<Tile<E4m3, Decode8Fp8>>("fp8 whole", fp8, 8);
+            if (t.context > 100000) measure_cluster<Tile<E4m3, Decode8Fp8>>("fp8", fp8, 2);
             measure<Tile<E4m3, Decode12Fp8>>("fp8 12w", fp8);
-            measure<Tile<E4m3, Decode14Fp8>>("fp8 14w", fp8);
             measure<Tile<E4m3, Decode8Fp8x64>>("fp8 6w c64", fp8);
             measure<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token", fp8);
 #endif
         } else {
 #if HAS_PART(6)
-            measure<Tile<Bf16, Warpgroup>>("bf16 wg x2", bf16);
             measure<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16);
             measure<Tile<E4m3, VerifyFp8Rows4>>("fp8 1x4x3 c32", fp8);
             measure<Tile<E4m3, VerifyFp8Rows4x2>>("fp8 1x4x2 c64", fp8);
