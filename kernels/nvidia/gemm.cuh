@@ -3,7 +3,7 @@
 // A warp holds M_TILES tiles of 16 rows. In a lane, g = lane / 4 and t = lane % 4. Which channel is which k index of QK, which token which
 // column of S and k index of PV, and which channel which column of O is free as long as both sides agree. 16-bit caches take the order of
 // ldmatrix. FP8 caches are read 16 bytes a lane and widened in registers:
-//   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0, 2 and 1, 3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
+//   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0..3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
 //   PV: k indices of lane t are tokens 4t..4t+3; column c of n-tile 16b + i is channel 128b + 16c + i.
 #pragma once
 
@@ -18,10 +18,10 @@ struct Query {
     float scale[T::M_TILES][2];  // factor of the scores of rows g and g + 8
 };
 
-// First of the two channels that a lane's A fragment holds in k-step `step`, low or high half; the other is the next, with FP8 the next but one.
+// First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
 template <class T>
 __device__ __forceinline__ int query_channel(int step, int half, int t) {
-    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + half : 16 * step + 8 * half + 2 * t;
+    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
 }
 
 // Channel of column 2t + e of n-tile `n` of the output.
@@ -53,15 +53,9 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
             u32 raw[T::K_STEPS][2];
 #pragma unroll
             for (int s = 0; s < T::K_STEPS; s++) {
-                if constexpr (T::FP8) {
-                    uint2 four = {0, 0};
-                    if (real) four = *reinterpret_cast<const uint2*>(src + query_channel<T>(s, 0, t));
-                    raw[s][0] = __byte_perm(four.x, four.y, 0x5410), raw[s][1] = __byte_perm(four.x, four.y, 0x7632);
-                } else {
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
-                    }
+                for (int half = 0; half < 2; half++) {
+                    raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
                 }
             }
             float factor = 1.0f;
@@ -94,13 +88,13 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
                     q.a[m][s][2 * half + h] = x;
                 }
             }
-            q.scale[m][h] = p.scale_log2 * factor * (T::FP8 ? SHIFTED_E4M3 : 1.0f);
+            q.scale[m][h] = p.scale_log2 * factor;
         }
     }
 }
 
 template <class T>
-__device__ __forceinline__ void multiply_scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
+__device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
     using Compute = typename T::Compute;
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
@@ -111,32 +105,19 @@ __device__ __forceinline__ void multiply_scores(float (&s)[T::M_TILES][T::N_TILE
         }
     }
     if constexpr (T::FP8) {
-        // Loads run a batch of n-tiles ahead of the products.
-        constexpr int BATCH = 2, LOADS = T::K_STEPS / 4;
         const int g = lane / 4, t = lane % 4;
-        u32 words[2][BATCH][LOADS][4];
-        auto load = [&](int first) {
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) {
-                const int n = first + i, row = 16 * (n / 2) + 4 * (g / 2) + 2 * (n % 2) + g % 2;
+        for (int n = 0; n < T::N_TILES; n++) {
+            const int row = 16 * (n / 2) + 4 * (g / 2) + 2 * (n % 2) + g % 2;
 #pragma unroll
-                for (int j = 0; j < LOADS; j++) load_shared16(words[first / BATCH % 2][i][j], k + swizzled<T, false>(row, t + 4 * j));
-            }
-        };
-        load(0);
-#pragma unroll
-        for (int first = 0; first < T::N_TILES; first += BATCH) {
-            if (first + BATCH < T::N_TILES) load(first + BATCH);
-#pragma unroll
-            for (int j = 0; j < LOADS; j++) {
+            for (int j = 0; j < T::K_STEPS / 4; j++) {
+                u32 words[4];
+                load_shared16(words, k + swizzled<T, false>(row, t + 4 * j));
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
+                    const u32 b0 = E4m3::widen<0>(words[w]), b1 = E4m3::widen<1>(words[w]);
 #pragma unroll
-                    for (int i = 0; i < BATCH; i++) {
-                        const u32 word = words[first / BATCH % 2][i][j][w], b0 = shift_e4m3<0>(word), b1 = shift_e4m3<1>(word);
-#pragma unroll
-                        for (int m = 0; m < T::M_TILES; m++) Compute::mma(s[m][first + i], q.a[m][4 * j + w], b0, b1);
-                    }
+                    for (int m = 0; m < T::M_TILES; m++) Compute::mma(s[m][n], q.a[m][4 * j + w], b0, b1);
                 }
             }
         }
@@ -168,7 +149,52 @@ __device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], co
         }
         warpgroup_end();
     } else {
-        multiply_scores<T>(s, q, k, lane);
+        warp_scores<T>(s, q, k, lane);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void add_warp_values(float (&o)[T::M_TILES][T::OUT_TILES][4], const u32 (&pr)[T::M_TILES][T::N_TILES / 2][4],
+                                                u32 v, int lane) {
+    using Compute = typename T::Compute;
+#pragma unroll
+    for (int step = 0; step < T::N_TILES / 2; step++) {
+        if constexpr (T::FP8) {
+            const int g = lane / 4, t = lane % 4;
+#pragma unroll
+            for (int block = 0; block < T::HEAD_DIM / 128; block++) {
+                u32 rows[4][4];
+#pragma unroll
+                for (int r = 0; r < 4; r++) load_shared16(rows[r], v + swizzled<T, true>(16 * step + 4 * t + r, 8 * block + g));
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+#pragma unroll
+                    for (int pair = 0; pair < 2; pair++) {
+                        // Bytes of two tokens side by side: channels 0, 1 or 2, 3 of the word.
+                        const u32 order = pair ? 0x7362 : 0x5140;
+                        const u32 low = __byte_perm(rows[0][w], rows[1][w], order), high = __byte_perm(rows[2][w], rows[3][w], order);
+                        const int n = 16 * block + 4 * w + 2 * pair;
+                        const u32 b[4] = {E4m3::widen<0>(low), E4m3::widen<0>(high), E4m3::widen<1>(low), E4m3::widen<1>(high)};
+#pragma unroll
+                        for (int m = 0; m < T::M_TILES; m++) {
+                            Compute::mma(o[m][n], pr[m][step], b[0], b[1]);
+                            Compute::mma(o[m][n + 1], pr[m][step], b[2], b[3]);
+                        }
+                    }
+                }
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < T::OUT_TILES; n += 2) {
+                u32 b[4];
+                ldmatrix_transposed(b, v + swizzled<T, true>(16 * step + (lane & 15), n + (lane >> 4)));
+#pragma unroll
+                for (int m = 0; m < T::M_TILES; m++) {
+                    Compute::mma(o[m][n], pr[m][step], b[0], b[1]);
+                    Compute::mma(o[m][n + 1], pr[m][step], b[2], b[3]);
+                }
+            }
+        }
     }
 }
 
@@ -186,52 +212,8 @@ __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][
             }
         }
         warpgroup_end();
-    } else if constexpr (T::FP8) {
-        constexpr int BLOCKS = T::HEAD_DIM / 128, STEPS = T::N_TILES / 2 * BLOCKS;
-        const int g = lane / 4, t = lane % 4;
-        u32 rows[2][4][4];
-        auto load = [&](int i) {
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                load_shared16(rows[i % 2][r], v + swizzled<T, true>(16 * (i / BLOCKS) + 4 * t + r, 8 * (i % BLOCKS) + g));
-            }
-        };
-        load(0);
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            if (i + 1 < STEPS) load(i + 1);
-            const u32(&row)[4][4] = rows[i % 2];
-#pragma unroll
-            for (int w = 0; w < 4; w++) {
-#pragma unroll
-                for (int pair = 0; pair < 2; pair++) {
-                    // Bytes of two tokens side by side: channels 0, 1 or 2, 3 of the word.
-                    const u32 order = pair ? 0x7362 : 0x5140;
-                    const u32 low = __byte_perm(row[0][w], row[1][w], order), high = __byte_perm(row[2][w], row[3][w], order);
-                    const int n = 16 * (i % BLOCKS) + 4 * w + 2 * pair;
-                    const u32 b[4] = {E4m3::widen<0>(low), E4m3::widen<0>(high), E4m3::widen<1>(low), E4m3::widen<1>(high)};
-#pragma unroll
-                    for (int m = 0; m < T::M_TILES; m++) {
-                        Compute::mma(o[m][n], pr[m][i / BLOCKS], b[0], b[1]);
-                        Compute::mma(o[m][n + 1], pr[m][i / BLOCKS], b[2], b[3]);
-                    }
-                }
-            }
-        }
     } else {
-#pragma unroll
-        for (int step = 0; step < T::N_TILES / 2; step++) {
-#pragma unroll
-            for (int n = 0; n < T::OUT_TILES; n += 2) {
-                u32 b[4];
-                ldmatrix_transposed(b, v + swizzled<T, true>(16 * step + (lane & 15), n + (lane >> 4)));
-#pragma unroll
-                for (int m = 0; m < T::M_TILES; m++) {
-                    Compute::mma(o[m][n], pr[m][step], b[0], b[1]);
-                    Compute::mma(o[m][n + 1], pr[m][step], b[2], b[3]);
-                }
-            }
-        }
+        add_warp_values<T>(o, pr, v, lane);
     }
 }
 

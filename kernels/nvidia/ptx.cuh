@@ -73,6 +73,19 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
+// Loads past the L1: what other CTAs of this launch have written.
+__device__ __forceinline__ float4 load_l2(const float4* p) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ float2 load_l2(const float2* p) {
+    float2 x;
+    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
+    return x;
+}
+
 // Every thread of the cluster: what was written before is seen after, in shared memory of any of its CTAs too.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900

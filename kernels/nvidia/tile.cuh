@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __g
     }
     if (active) merge_segment<T>(p, task, segment, smem_address(smem), thread);
     if (p.cluster > 1) sync_cluster();  // no CTA ends while another reads its shared memory
+    if (active && !segment.whole && p.arrivals && int(blockIdx.x) == segment.first) merge_tree<T>(p, task, info, thread);
     if (clears) clear_row<T>(p, blockIdx.x, thread);
 }
 

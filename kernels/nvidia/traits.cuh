@@ -61,16 +61,6 @@ struct E4m3 {
     }
 };
 
-// E4M3 to F16 by moving bits, exactly, all values divided by 256: bytes 0 and 2 of a word, or 1 and 3. The conversion instruction runs at a
-// quarter of this rate, beside it. A NaN becomes 1.875.
-constexpr float SHIFTED_E4M3 = 256.0f;
-
-template <int ODD>
-__device__ __forceinline__ u32 shift_e4m3(u32 word) {
-    const u32 high = ODD ? word : word << 8, half = ODD ? word >> 1 : word << 7;
-    return (high & 0x80008000u) | (half & 0x3f803f80u);
-}
-
 template <class A, class B>
 struct Same {
     static constexpr bool value = false;
@@ -156,8 +146,9 @@ struct TileParams {
     const float* sinks;
     void* out;
     float* lse;         // may be null
-    float* partial_o;   // F32 [capacity, Hkv, rows, D], unnormalized
-    float2* partial_ml; // [capacity, Hkv, rows]: maximum of the scores in log2 units, sum
+    float* partial_o;   // F32 [2 * capacity, Hkv, rows, D], unnormalized; the second half is for merged groups
+    u32* arrivals;      // [capacity + plan rows, Hkv, row blocks], zero before and after every launch; null where a reducer follows
+    float2* partial_ml; // [2 * capacity, Hkv, rows]: maximum of the scores in log2 units, sum
     i64 q_token_stride, q_head_stride, out_token_stride, out_head_stride;
     i64 k_page_stride, k_head_stride, k_token_stride;
     i64 v_page_stride, v_head_stride, v_token_stride;

@@ -7,18 +7,14 @@
 #endif
 #define HAS_PART(n) (PART == 0 || PART == n)
 
-//                       M-tiles, row warps, groups, stages, chunk, CTAs an SM
+//                       M-tiles, row warps, groups, stages, chunk, CTAs an SM, warpgroup
 using Decode8 = Shape<1, 1, 8, 3, 16, 1>;
+using Decode6 = Shape<1, 1, 6, 2, 32, 1>;
 using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1>;
-using Decode12Fp8 = Shape<1, 1, 12, 2, 32, 1>;
-using Decode8Fp8x64 = Shape<1, 1, 6, 2, 64, 1>;
-using Decode4x32 = Shape<1, 1, 6, 2, 32, 1>;
+using Decode6Fp8 = Shape<1, 1, 6, 2, 64, 1>;
 using Verify = Shape<2, 2, 4, 3, 32, 1>;
-using Warpgroup = Shape<1, 4, 2, 3, 64, 1, true>;
 using Warpgroup3 = Shape<1, 4, 3, 2, 64, 1, true>;
-using VerifyFp8 = Shape<2, 2, 4, 4, 32, 1>;
-using VerifyFp8Rows4 = Shape<1, 4, 3, 4, 32, 1>;
-using VerifyFp8Rows4x2 = Shape<1, 4, 2, 3, 64, 1>;
+using VerifyFp8 = Shape<1, 4, 2, 3, 64, 1>;
 
 using Plain = Options<>;
 using PerToken = Options<false, false, false, Scales::PER_TOKEN>;
@@ -34,10 +30,10 @@ inline Problem shape(const char* name, int batch, int query_len, int context, do
     return p;
 }
 
-inline Problem ragged(const char* name, int query_len, int kv_heads, int group, int window = 0, bool hnd = false, int capacity = 0, int cluster = 1) {
+inline Problem ragged(const char* name, int query_len, int kv_heads, int group, int window = 0, bool hnd = false, int capacity = 0, int cluster = 1, bool tree = false) {
     Problem p;
     p.name = name, p.contexts = {1, 700, 0, 5000, 129, 2, 16, 1025, 33}, p.query_len = query_len, p.kv_heads = kv_heads, p.group = group;
-    p.window = window, p.hnd = hnd, p.capacity = capacity, p.cluster = cluster;
+    p.window = window, p.hnd = hnd, p.capacity = capacity, p.cluster = cluster, p.tree = tree;
     return p;
 }
 
@@ -45,9 +41,11 @@ template <class Kv, class D, class V>
 void check_family(const char* name, double bound) {
     auto label = [&](const char* what) { return std::string(name) + " " + what; };
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 h1 g16", 1, 1, 16), bound);
-    for (int cluster : {2, 4, 8, 16}) {
-        check<Tile<Kv, D>>(label("cluster").c_str(), ragged("q1 h1 g16", 1, 1, 16, 0, false, 0, cluster), bound);
-        check<Tile<Kv, V, Plain, 128, 64>>(label("cluster").c_str(), ragged("q4 h2 g16", 4, 2, 16, 0, false, 0, cluster), bound);
+    for (int cluster : {1, 2, 8, 16}) {
+        for (bool tree : {false, true}) {
+            check<Tile<Kv, D>>(label("cluster").c_str(), ragged("q1 h1 g16", 1, 1, 16, 0, false, 0, cluster, tree), bound);
+            check<Tile<Kv, V, Plain, 128, 64>>(label("cluster").c_str(), ragged("q4 h2 g16", 4, 2, 16, 0, false, 0, cluster, tree), bound);
+        }
     }
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 h2 g8", 1, 2, 8), bound);
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q2 h1 g40 many blocks", 2, 1, 40), bound);
@@ -64,10 +62,10 @@ void check_family(const char* name, double bound) {
 
 inline void run_checks(const std::string&) {
 #if HAS_PART(1)
-    check_family<Bf16, Decode8, Warpgroup>("bf16", 8e-3);
+    check_family<Bf16, Decode8, Warpgroup3>("bf16", 8e-3);
 #endif
 #if HAS_PART(2)
-    check_family<F16, Decode8, Warpgroup>("f16", 8e-3);
+    check_family<F16, Decode8, Warpgroup3>("f16", 8e-3);
 #endif
 #if HAS_PART(3)
     check_family<E4m3, Decode8Fp8, VerifyFp8>("fp8", 8e-3);
@@ -101,44 +99,43 @@ void measure_whole(const char* variant, Problem p, int cluster) {
 }
 
 template <class T>
-void measure_cluster(const char* variant, Problem p, int cluster) {
-    p.cluster = cluster;
+void measure_both(const char* variant, Problem p) {
+    for (bool tree : {false, true}) {
+        p.tree = tree;
+        measure<T>(variant, p);
+    }
+}
+
+template <class T>
+void measure_cluster(const char* variant, Problem p, int cluster, bool tree) {
+    p.cluster = cluster, p.tree = tree;
     measure<T>(variant, p);
 }
 
 inline void run_times(const std::string& filter) {
-#if HAS_PART(4)
-    measure<Tile<Bf16, Decode8>>("empty", shape("empty", 1, 1, 0, 0));
-    measure<Tile<Bf16, Decode8>>("one chunk", shape("b1-q1-ctx16", 1, 1, 16, 0));
-    measure_whole<Tile<Bf16, Decode8>>("one page each", shape("b64-q1-ctx128", 64, 1, 128, 0), 1);
-#endif
     for (const Timed& t : MINIMAX20) {
         if (std::string(t.name).find(filter) == std::string::npos) continue;
         const Problem bf16 = shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer);
         const Problem fp8 = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
         if (t.query_len == 1) {
 #if HAS_PART(4)
-            measure<Tile<Bf16, Decode8>>("bf16", bf16);
-            if (t.context > 100000) measure_cluster<Tile<Bf16, Decode8>>("bf16", bf16, 2);
-            measure<Tile<Bf16, Decode4x32>>("bf16 6w c32", bf16);
-            if (t.context == 8192 && t.batch < 8) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 16);
-            if (t.context == 8192 && t.batch == 8) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 8);
-            if (t.context == 8192 && t.batch == 32) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 2);
+            measure_both<Tile<Bf16, Decode8>>("bf16", bf16);
+            measure_cluster<Tile<Bf16, Decode8>>("bf16", bf16, 2, true);
+            measure_both<Tile<Bf16, Decode6>>("bf16 6w c32", bf16);
+            if (t.context == 8192 && t.batch <= 4) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 16);
 #endif
 #if HAS_PART(5)
-            measure<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
-            if (t.context == 8192 && t.batch < 8) measure_whole<Tile<E4m3, Decode8Fp8>>("fp8 whole", fp8, 16);
-            if (t.context == 8192 && t.batch == 8) measure_whole<Tile<E4m3, Decode8Fp8>>("fp8 whole", fp8, 8);
-            if (t.context > 100000) measure_cluster<Tile<E4m3, Decode8Fp8>>("fp8", fp8, 2);
-            measure<Tile<E4m3, Decode12Fp8>>("fp8 12w", fp8);
-            measure<Tile<E4m3, Decode8Fp8x64>>("fp8 6w c64", fp8);
-            measure<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token", fp8);
+            measure_both<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
+            measure_cluster<Tile<E4m3, Decode8Fp8>>("fp8", fp8, 2, true);
+            if (t.context == 8192) measure_both<Tile<E4m3, Decode6Fp8>>("fp8 6w c64", fp8);
+            measure_both<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token", fp8);
 #endif
         } else {
 #if HAS_PART(6)
-            measure<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16);
-            measure<Tile<E4m3, VerifyFp8Rows4>>("fp8 1x4x3 c32", fp8);
-            measure<Tile<E4m3, VerifyFp8Rows4x2>>("fp8 1x4x2 c64", fp8);
+            measure_both<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16);
+            measure_cluster<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16, 2, true);
+            measure_both<Tile<E4m3, VerifyFp8>>("fp8 1x4x2 c64", fp8);
+            measure<Tile<E4m3, VerifyFp8, PerToken>>("fp8 token", fp8);
 #endif
         }
     }
