@@ -73,19 +73,6 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
-// Loads past the L1: what other CTAs of this launch have written.
-__device__ __forceinline__ float4 load_l2(const float4* p) {
-    float4 x;
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p) : "memory");
-    return x;
-}
-
-__device__ __forceinline__ float2 load_l2(const float2* p) {
-    float2 x;
-    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
-    return x;
-}
-
 // Every thread of the cluster: what was written before is seen after, in shared memory of any of its CTAs too.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
@@ -123,6 +110,9 @@ __device__ __forceinline__ float2 load_cluster2(u32 address) {
 #endif
     return x;
 }
+
+// Brings a line into the L2 and its page into the TLBs: a hint, which neither faults nor orders anything.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Orders this thread's writes to shared memory before what the tensor cores read of it after the next barrier.
 __device__ __forceinline__ void fence_async_proxy() {

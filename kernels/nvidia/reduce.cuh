@@ -51,70 +51,16 @@ __device__ __forceinline__ void merge_segment(const TileParams& p, const Task& t
     }
 }
 
-// True in the CTA that is the last of `count` to get here; it sees what the others wrote before. Leaves the counter at zero.
-__device__ __forceinline__ bool arrives_last(u32* arrivals, int count, int thread) {
-    __shared__ bool last;
-    __syncthreads();
-    if (thread == 0) {
-        __threadfence();
-        last = atomicAdd(arrivals, 1u) == u32(count - 1);
-        if (last) *arrivals = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
-}
-
-// Merges `count` partials, those of slots `slot(0)`, `slot(1)`, ..., into the output (`to` below 0) or into the partial of slot `to`.
-template <class T, class Slot>
-__device__ __forceinline__ void merge_partials(const TileParams& p, const Task& task, int count, Slot slot, int to, int thread) {
-    constexpr int PIECES = T::HEAD_DIM / 4, AHEAD = 8;
-#pragma unroll 1
-    for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
-        const int row = task.first_row + item / PIECES, channel = item % PIECES * 4;
-        if (row >= task.rows) break;
-        Joined x;
-#pragma unroll 1
-        for (int start = 0; start < count; start += AHEAD) {
-            float2 ml[AHEAD];
-            float4 o[AHEAD];
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const i64 at = partial_row(p, task.head, task.rows, slot(min(start + i, count - 1)), row);
-                ml[i] = load_l2(p.partial_ml + at);
-                o[i] = load_l2(reinterpret_cast<const float4*>(p.partial_o + at * T::HEAD_DIM + channel));
-            }
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                if (start + i < count) x.add(ml[i], o[i]);
-            }
-        }
-        if (to < 0) {
-            store_output<T>(p, task, row, channel, x);
-        } else {
-            const i64 at = partial_row(p, task.head, task.rows, to, row);
-            *reinterpret_cast<float4*>(p.partial_o + at * T::HEAD_DIM + channel) = x.o;
-            if (channel == 0) p.partial_ml[at] = {x.max, x.sum};
-        }
-    }
-}
-
-// Merges the row's segments in groups of eight, each by the last of the group to arrive, then the groups by the last of them: no CTA reads
-// more than a few partials, and none waits for another.
+// While the tiles finish: touches the records and partials that this CTA will read. What is read here is used for nothing but clamped addresses,
+// since the kernel before may be about to change it.
 template <class T>
-__device__ __forceinline__ void merge_tree(const TileParams& p, const Task& task, const ReduceInfo& info, int thread) {
-    constexpr int GROUP = 8;
-    const int first = info.first_slot / p.cluster, segments = (info.first_slot + info.count - 1) / p.cluster + 1 - first;
-    const int groups = (segments + GROUP - 1) / GROUP, group = (task.slot / p.cluster - first) / GROUP;
-    const int members = min(GROUP, segments - group * GROUP);
-    auto slot = [&](int segment) { return max(info.first_slot, (first + segment) * p.cluster); };
-    auto counter = [&](int at) { return p.arrivals + (i64(at) * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z; };
-    const int leader = slot(group * GROUP);
-    if (!arrives_last(counter(leader), members, thread)) return;
-    const int merged = gridDim.x;  // slot of a merged group: its leader's, in the second half
-    merge_partials<T>(p, task, members, [&](int i) { return slot(group * GROUP + i); }, groups == 1 ? -1 : merged + leader, thread);
-    if (groups == 1 || !arrives_last(counter(gridDim.x + task.table_row), groups, thread)) return;
-    merge_partials<T>(p, task, groups, [&](int i) { return merged + slot(i * GROUP); }, -1, thread);
+__device__ __forceinline__ void prefetch_partials(const TileParams& p, int thread) {
+    int slot, count;
+    asm volatile("ld.global.cg.v2.s32 {%0,%1}, [%2];" : "=r"(slot), "=r"(count) : "l"(static_cast<const ReduceInfo*>(p.reduce_info) + blockIdx.y));
+    if (slot < 0 || slot >= p.capacity || thread >= min(count, p.capacity - slot)) return;
+    const i64 at = partial_row(p, blockIdx.z, gridDim.x, slot + thread, blockIdx.x);
+    prefetch_l2(p.partial_ml + at);
+    prefetch_l2(p.partial_o + at * T::HEAD_DIM);
 }
 
 // A CTA for a (query row of a plan row, KV head): WARPS warps take every WARPS-th segment, then meet. Rows without a task, and rows that one
@@ -125,6 +71,7 @@ __global__ void __launch_bounds__(WARPS * 32) reduce_kernel(const __grid_constan
     __shared__ float4 outs[WARPS][VECTORS * 32];
     __shared__ float2 ends[WARPS];
     launch_next_kernel();
+    prefetch_partials<T>(p, threadIdx.x);
     wait_for_previous_kernel();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const ReduceInfo info = static_cast<const ReduceInfo*>(p.reduce_info)[blockIdx.y];

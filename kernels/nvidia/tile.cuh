@@ -50,7 +50,6 @@ __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __g
     extern __shared__ __align__(1024) u8 smem[];
     float* merge = reinterpret_cast<float*>(smem);
     const int thread = threadIdx.x, warp = thread / 32;
-    launch_next_kernel();
     wait_for_previous_kernel();
     const ReduceInfo* reduce = static_cast<const ReduceInfo*>(p.reduce_info);
     const bool clears = int(blockIdx.x) < p.plan_rows && reduce[blockIdx.x].count == 0;
@@ -63,6 +62,7 @@ __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __g
         State<T> state;
         walk<T>(state, p, task, smem_address(smem) + group * T::STAGES * T::STAGE_BYTES, group, task.first_row + row,
                 thread % T::GROUP_THREADS);
+        launch_next_kernel();  // the reducer starts up while this CTA merges and stores
         copies_wait<0>();
         __syncthreads();
         publish_state<T>(state, merge, group, row, thread % 32);
@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(T::THREADS, T::MIN_CTAS) tile_kernel(const __g
     }
     if (active) merge_segment<T>(p, task, segment, smem_address(smem), thread);
     if (p.cluster > 1) sync_cluster();  // no CTA ends while another reads its shared memory
-    if (active && !segment.whole && p.arrivals && int(blockIdx.x) == segment.first) merge_tree<T>(p, task, info, thread);
     if (clears) clear_row<T>(p, blockIdx.x, thread);
 }
 

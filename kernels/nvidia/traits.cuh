@@ -146,15 +146,14 @@ struct TileParams {
     const float* sinks;
     void* out;
     float* lse;         // may be null
-    float* partial_o;   // F32 [2 * capacity, Hkv, rows, D], unnormalized; the second half is for merged groups
-    u32* arrivals;      // [capacity + plan rows, Hkv, row blocks], zero before and after every launch; null where a reducer follows
-    float2* partial_ml; // [2 * capacity, Hkv, rows]: maximum of the scores in log2 units, sum
+    float* partial_o;   // F32 [capacity, Hkv, rows, D], unnormalized
+    float2* partial_ml; // [capacity, Hkv, rows]: maximum of the scores in log2 units, sum
     i64 q_token_stride, q_head_stride, out_token_stride, out_head_stride;
     i64 k_page_stride, k_head_stride, k_token_stride;
     i64 v_page_stride, v_head_stride, v_token_stride;
     i64 scale_page_stride, scale_head_stride;
     i64 table_stride;
-    int num_pages, max_pages, plan_rows, kv_heads, group, query_len, window;  // max_pages: width of a table row
+    int capacity, num_pages, max_pages, plan_rows, kv_heads, group, query_len, window;  // max_pages: width of a table row
     int cluster;        // CTAs of a cluster, along the slots
     int heads_per_row;  // KV heads that have plan rows of their own: kv_heads with per-head tables, else 1
     float scale_log2;   // softmax scale, times the K scale, times log2(e); with a softcap the scale over the cap alone

@@ -28,7 +28,6 @@ struct Problem {
     std::string name;
     std::vector<int> contexts;
     int query_len = 1, kv_heads = 1, group = 16, window = 0, capacity = 0, max_partitions = 1 << 30, cluster = 1;
-    bool tree = false;
     bool hnd = false;
     double peer_us = 0;
 };
@@ -73,7 +72,7 @@ struct Call {
         config.stream = stream, config.attrs = attributes, config.numAttrs = 1 + overlapped;
         config.gridDim = dim3(slots, p.kv_heads, row_blocks), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
         OK(cudaLaunchKernelEx(&config, tile_kernel<T>, p));
-        if (whole || p.arrivals) return;
+        if (whole) return;
         // A batch of partials is 32 with four warps, 64 with eight.
         const int warps = slots > 32 * p.cluster * plan_rows ? 8 : 4;
         config.attrs = attributes + 1, config.numAttrs = 1;
@@ -140,7 +139,7 @@ struct Case {
         auto keep = [](auto* at) { owned.push_back((void*)at); return at; };
         p.work_info = keep(device(plan.work)), p.reduce_info = keep(device(plan.reduce));
         p.tables = keep(device(tables)), p.context_lens = keep(device(lens));
-        p.table_stride = p.max_pages = widest + 2, p.plan_rows = B, p.num_pages = pages, p.kv_heads = H, p.group = problem.group, p.query_len = Q;
+        p.table_stride = p.max_pages = widest + 2, p.plan_rows = B, p.capacity = int(plan.work.size()), p.num_pages = pages, p.kv_heads = H, p.group = problem.group, p.query_len = Q;
         p.window = problem.window, p.heads_per_row = 1, p.cluster = C;
         const int heads = H * problem.group;
         p.q_token_stride = p.out_token_stride = int64_t(heads) * D, p.q_head_stride = p.out_head_stride = D;
@@ -163,13 +162,8 @@ struct Case {
         call.tasks = 0;
         for (auto w : plan.work) call.tasks += w.row >= 0;
         const int64_t q_count = int64_t(B) * Q * heads * D;
-        p.partial_o = (float*)allocate(2ll * call.slots * H * call.rows * D * 4);
-        p.partial_ml = (float2*)allocate(2ll * call.slots * H * call.rows * 8);
-        const int64_t counters = int64_t(call.slots + B) * H * call.row_blocks;
-        if (problem.tree) {
-            p.arrivals = (u32*)allocate(counters * 4);
-            OK(cudaMemset(p.arrivals, 0, counters * 4));
-        }
+        p.partial_o = (float*)allocate(int64_t(call.slots) * H * call.rows * D * 4);
+        p.partial_ml = (float2*)allocate(int64_t(call.slots) * H * call.rows * 8);
         p.q = allocate(q_count * 2);
         dev::fill<typename T::Query><<<64, 256>>>((void*)p.q, q_count, 99, 1.5f);
         std::vector<float> k_scales, v_scales;
@@ -289,8 +283,8 @@ void measure(const char* variant, const Problem& problem) {
     const double error = small ? c.error().first : 0.0;
     if (!(error < 2e-2)) failures++;
     const double limit = bytes / read_rate_bytes_per_us;
-    printf("%-16s %-12s %s c%-2d t%4d %7.2f us (%.2f-%.2f) %5.1f%% peer %6.2f %4.2fx err %.1e | apart %6.2f\n", problem.name.c_str(),
-           variant, problem.tree ? "tree" : "    ", problem.cluster, c.calls[0].tasks, us[0], us[1], us[2], 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
+    printf("%-16s %-14s c%-2d t%4d %7.2f us (%.2f-%.2f) %5.1f%% peer %6.2f %4.2fx err %.1e | apart %6.2f\n", problem.name.c_str(),
+           variant, problem.cluster, c.calls[0].tasks, us[0], us[1], us[2], 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
            error, apart);
     fflush(stdout);
     release_all();

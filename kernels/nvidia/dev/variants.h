@@ -12,7 +12,7 @@ using Decode8 = Shape<1, 1, 8, 3, 16, 1>;
 using Decode6 = Shape<1, 1, 6, 2, 32, 1>;
 using Decode8Fp8 = Shape<1, 1, 8, 3, 32, 1>;
 using Decode6Fp8 = Shape<1, 1, 6, 2, 64, 1>;
-using Verify = Shape<2, 2, 4, 3, 32, 1>;
+using Verify = Shape<2, 2, 4, 3, 32, 1>;  // two M-tiles a warp, for what no warpgroup takes
 using Warpgroup3 = Shape<1, 4, 3, 2, 64, 1, true>;
 using VerifyFp8 = Shape<1, 4, 2, 3, 64, 1>;
 
@@ -30,10 +30,10 @@ inline Problem shape(const char* name, int batch, int query_len, int context, do
     return p;
 }
 
-inline Problem ragged(const char* name, int query_len, int kv_heads, int group, int window = 0, bool hnd = false, int capacity = 0, int cluster = 1, bool tree = false) {
+inline Problem ragged(const char* name, int query_len, int kv_heads, int group, int window = 0, bool hnd = false, int capacity = 0, int cluster = 1) {
     Problem p;
     p.name = name, p.contexts = {1, 700, 0, 5000, 129, 2, 16, 1025, 33}, p.query_len = query_len, p.kv_heads = kv_heads, p.group = group;
-    p.window = window, p.hnd = hnd, p.capacity = capacity, p.cluster = cluster, p.tree = tree;
+    p.window = window, p.hnd = hnd, p.capacity = capacity, p.cluster = cluster;
     return p;
 }
 
@@ -42,10 +42,8 @@ void check_family(const char* name, double bound) {
     auto label = [&](const char* what) { return std::string(name) + " " + what; };
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 h1 g16", 1, 1, 16), bound);
     for (int cluster : {1, 2, 8, 16}) {
-        for (bool tree : {false, true}) {
-            check<Tile<Kv, D>>(label("cluster").c_str(), ragged("q1 h1 g16", 1, 1, 16, 0, false, 0, cluster, tree), bound);
-            check<Tile<Kv, V, Plain, 128, 64>>(label("cluster").c_str(), ragged("q4 h2 g16", 4, 2, 16, 0, false, 0, cluster, tree), bound);
-        }
+        check<Tile<Kv, D>>(label("cluster").c_str(), ragged("q1 h1 g16", 1, 1, 16, 0, false, 0, cluster), bound);
+        check<Tile<Kv, V, Plain, 128, 64>>(label("cluster").c_str(), ragged("q4 h2 g16", 4, 2, 16, 0, false, 0, cluster), bound);
     }
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q1 h2 g8", 1, 2, 8), bound);
     check<Tile<Kv, D>>(label("decode").c_str(), ragged("q2 h1 g40 many blocks", 2, 1, 40), bound);
@@ -98,20 +96,6 @@ void measure_whole(const char* variant, Problem p, int cluster) {
     measure<T>(variant, p);
 }
 
-template <class T>
-void measure_both(const char* variant, Problem p) {
-    for (bool tree : {false, true}) {
-        p.tree = tree;
-        measure<T>(variant, p);
-    }
-}
-
-template <class T>
-void measure_cluster(const char* variant, Problem p, int cluster, bool tree) {
-    p.cluster = cluster, p.tree = tree;
-    measure<T>(variant, p);
-}
-
 inline void run_times(const std::string& filter) {
     for (const Timed& t : MINIMAX20) {
         if (std::string(t.name).find(filter) == std::string::npos) continue;
@@ -119,22 +103,21 @@ inline void run_times(const std::string& filter) {
         const Problem fp8 = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
         if (t.query_len == 1) {
 #if HAS_PART(4)
-            measure_both<Tile<Bf16, Decode8>>("bf16", bf16);
-            measure_cluster<Tile<Bf16, Decode8>>("bf16", bf16, 2, true);
-            measure_both<Tile<Bf16, Decode6>>("bf16 6w c32", bf16);
+            measure<Tile<Bf16, Decode8>>("bf16", bf16);
+            measure<Tile<Bf16, Decode8, Plain, 16>>("bf16 page 16", bf16);
+            if (t.context == 8192 && t.batch <= 4) measure<Tile<Bf16, Decode6>>("bf16 6w c32", bf16);
             if (t.context == 8192 && t.batch <= 4) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 16);
+            if (t.context == 8192 && t.batch == 32) measure_whole<Tile<Bf16, Decode8>>("bf16 whole", bf16, 2);
 #endif
 #if HAS_PART(5)
-            measure_both<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
-            measure_cluster<Tile<E4m3, Decode8Fp8>>("fp8", fp8, 2, true);
-            if (t.context == 8192) measure_both<Tile<E4m3, Decode6Fp8>>("fp8 6w c64", fp8);
-            measure_both<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token", fp8);
+            measure<Tile<E4m3, Decode8Fp8>>("fp8", fp8);
+            if (t.context == 8192 && t.batch <= 4) measure<Tile<E4m3, Decode6Fp8>>("fp8 6w c64", fp8);
+            measure<Tile<E4m3, Decode8Fp8, PerToken>>("fp8 token", fp8);
 #endif
         } else {
 #if HAS_PART(6)
-            measure_both<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16);
-            measure_cluster<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16, 2, true);
-            measure_both<Tile<E4m3, VerifyFp8>>("fp8 1x4x2 c64", fp8);
+            measure<Tile<Bf16, Warpgroup3>>("bf16 wg x3", bf16);
+            measure<Tile<E4m3, VerifyFp8>>("fp8 1x4x2 c64", fp8);
             measure<Tile<E4m3, VerifyFp8, PerToken>>("fp8 token", fp8);
 #endif
         }
