@@ -1,0 +1,47 @@
+// The min-max plan, as the crate's planner makes it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "../../common/records.h"
+
+namespace dev {
+
+struct Plan {
+    std::vector<pa::WorkInfo> work;
+    std::vector<pa::ReduceInfo> reduce;
+};
+
+inline Plan plan(const std::vector<int>& contexts, int query_len, int window, int tile, int capacity, int max_partitions = 1 << 30) {
+    const int rows = int(contexts.size());
+    std::vector<std::pair<int, int>> ranges;
+    int64_t total = 0, nonempty = 0;
+    for (int c : contexts) {
+        const int first = window > 0 ? std::max(c - query_len - window + 1, 0) / tile : 0;
+        ranges.push_back(c > 0 ? std::make_pair(first, (c + tile - 1) / tile) : std::make_pair(0, 0));
+        total += ranges.back().second - ranges.back().first, nonempty += c > 0;
+    }
+    auto tasks = [&](int t, int64_t bound) { return int(std::min<int64_t>((t + bound - 1) / bound, max_partitions)); };
+    int64_t bound = INT32_MAX;
+    if (nonempty > 0 && capacity > nonempty) {
+        for (bound = std::max<int64_t>((total + capacity - 1) / capacity, 1);; bound++) {
+            int64_t sum = 0;
+            for (auto r : ranges) sum += tasks(r.second - r.first, bound);
+            if (sum <= capacity) break;
+        }
+    }
+    Plan plan;
+    for (int row = 0; row < rows; row++) {
+        const int64_t tiles = ranges[row].second - ranges[row].first, count = tasks(int(tiles), bound);
+        plan.reduce.push_back({int(plan.work.size()), int(count)});
+        for (int64_t i = 0; i < count; i++) {
+            plan.work.push_back({row, int(ranges[row].first + i * tiles / count), int(ranges[row].first + (i + 1) * tiles / count), int(i)});
+        }
+    }
+    while (int(plan.work.size()) < std::max(capacity, rows)) plan.work.push_back({-1, 0, 0, 0});
+    return plan;
+}
+
+}  // namespace dev

@@ -1,0 +1,220 @@
+// The two products of a chunk on 16-row tensor-core tiles: S = Q K^T and O += P V.
+//
+// A warp holds M_TILES tiles of 16 rows. In a lane, g = lane / 4 and t = lane % 4. Which channel is which k index of QK, which token which
+// column of S and k index of PV, and which channel which column of O is free as long as both sides agree. 16-bit caches take the order of
+// ldmatrix. FP8 caches are read 16 bytes a lane and widened in registers:
+//   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0..3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
+//   PV: k indices of lane t are tokens 4t..4t+3; column c of n-tile 16b + i is channel 128b + 16c + i.
+#pragma once
+
+#include "pages.cuh"
+#include "wgmma.cuh"
+
+namespace pa {
+
+template <class T>
+struct Query {
+    u32 a[T::M_TILES][T::K_STEPS][4];
+    float scale[T::M_TILES][2];  // factor of the scores of rows g and g + 8
+};
+
+// First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
+template <class T>
+__device__ __forceinline__ int query_channel(int step, int half, int t) {
+    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
+}
+
+// Channel of column 2t + e of n-tile `n` of the output.
+template <class T>
+__device__ __forceinline__ int out_channel(int n, int t, int e) {
+    return T::FP8 ? 128 * (n / 16) + 16 * (2 * t + e) + n % 16 : 8 * n + 2 * t + e;
+}
+
+// Token within its 16 of element `e` (0, 1) of n-tile `n` (0, 1) of the scores.
+template <class T>
+__device__ __forceinline__ int score_token(int n, int t, int e) {
+    return T::FP8 ? 4 * t + 2 * n + e : 8 * n + 2 * t + e;
+}
+
+// Loads the warp's query rows; rows past the last are zeros.
+template <class T>
+__device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, const Task& task, int first_row, int lane) {
+    using Compute = typename T::Compute;
+    using Element = typename T::Query;
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = first_row + m * 16 + h * 8 + g;
+            const bool real = row < task.rows;
+            const int query = real ? row / p.group : 0, head = real ? task.head * p.group + row % p.group : 0;
+            const u16* src = static_cast<const u16*>(p.q) + (task.query_first + query) * p.q_token_stride + head * p.q_head_stride;
+            u32 raw[T::K_STEPS][2];
+#pragma unroll
+            for (int s = 0; s < T::K_STEPS; s++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
+                }
+            }
+            float factor = 1.0f;
+            if constexpr (T::SCALED_QUERY) {
+                float most = 0.0f;
+#pragma unroll
+                for (int s = 0; s < T::K_STEPS; s++) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const float2 x = Element::unpack(raw[s][half]);
+                        most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+                    }
+                }
+                most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+                // The power of two at or below the row's largest value, kept where its reciprocal is normal too.
+                const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 227u);
+                factor = __uint_as_float(exponent << 23);
+            }
+            const float inverse = 1.0f / factor;
+#pragma unroll
+            for (int s = 0; s < T::K_STEPS; s++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 x = raw[s][half];
+                    if constexpr (!Same<Compute, Element>::value) {
+                        const float2 f = Element::unpack(x);
+                        x = Compute::pack(f.x * inverse, f.y * inverse);
+                    }
+                    q.a[m][s][2 * half + h] = x;
+                }
+            }
+            q.scale[m][h] = p.scale_log2 * factor;
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
+    using Compute = typename T::Compute;
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int n = 0; n < T::N_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[m][n][i] = 0.0f;
+        }
+    }
+    if constexpr (T::FP8) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int n = 0; n < T::N_TILES; n++) {
+            const int row = 16 * (n / 2) + 4 * (g / 2) + 2 * (n % 2) + g % 2;
+#pragma unroll
+            for (int j = 0; j < T::K_STEPS / 4; j++) {
+                u32 words[4];
+                load_shared16(words, k + swizzled<T, false>(row, t + 4 * j));
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const u32 b0 = E4m3::widen<0>(words[w]), b1 = E4m3::widen<1>(words[w]);
+#pragma unroll
+                    for (int m = 0; m < T::M_TILES; m++) Compute::mma(s[m][n], q.a[m][4 * j + w], b0, b1);
+                }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int step = 0; step < T::K_STEPS; step++) {
+#pragma unroll
+            for (int n = 0; n < T::N_TILES; n += 2) {
+                u32 b[4];
+                ldmatrix(b, k + swizzled<T, false>(8 * n + (lane & 7) + ((lane >> 4) << 3), 2 * step + ((lane >> 3) & 1)));
+#pragma unroll
+                for (int m = 0; m < T::M_TILES; m++) {
+                    Compute::mma(s[m][n], q.a[m][step], b[0], b[1]);
+                    Compute::mma(s[m][n + 1], q.a[m][step], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
+    using Compute = typename T::Compute;
+    if constexpr (T::WARPGROUP) {
+        warpgroup_begin();
+#pragma unroll
+        for (int step = 0; step < T::K_STEPS; step++) {
+            warpgroup_mma<Compute, 0>(s[0], q.a[0][step], describe(k + step / 4 * (T::CHUNK * 128) + step % 4 * 32), step > 0);
+        }
+        warpgroup_end();
+    } else {
+        warp_scores<T>(s, q, k, lane);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void add_warp_values(float (&o)[T::M_TILES][T::OUT_TILES][4], const u32 (&pr)[T::M_TILES][T::N_TILES / 2][4],
+                                                u32 v, int lane) {
+    using Compute = typename T::Compute;
+#pragma unroll
+    for (int step = 0; step < T::N_TILES / 2; step++) {
+        if constexpr (T::FP8) {
+            const int g = lane / 4, t = lane % 4;
+#pragma unroll
+            for (int block = 0; block < T::HEAD_DIM / 128; block++) {
+                u32 rows[4][4];
+#pragma unroll
+                for (int r = 0; r < 4; r++) load_shared16(rows[r], v + swizzled<T, true>(16 * step + 4 * t + r, 8 * block + g));
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+#pragma unroll
+                    for (int pair = 0; pair < 2; pair++) {
+                        // Bytes of two tokens side by side: channels 0, 1 or 2, 3 of the word.
+                        const u32 order = pair ? 0x7362 : 0x5140;
+                        const u32 low = __byte_perm(rows[0][w], rows[1][w], order), high = __byte_perm(rows[2][w], rows[3][w], order);
+                        const int n = 16 * block + 4 * w + 2 * pair;
+                        const u32 b[4] = {E4m3::widen<0>(low), E4m3::widen<0>(high), E4m3::widen<1>(low), E4m3::widen<1>(high)};
+#pragma unroll
+                        for (int m = 0; m < T::M_TILES; m++) {
+                            Compute::mma(o[m][n], pr[m][step], b[0], b[1]);
+                            Compute::mma(o[m][n + 1], pr[m][step], b[2], b[3]);
+                        }
+                    }
+                }
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < T::OUT_TILES; n += 2) {
+                u32 b[4];
+                ldmatrix_transposed(b, v + swizzled<T, true>(16 * step + (lane & 15), n + (lane >> 4)));
+#pragma unroll
+                for (int m = 0; m < T::M_TILES; m++) {
+                    Compute::mma(o[m][n], pr[m][step], b[0], b[1]);
+                    Compute::mma(o[m][n + 1], pr[m][step], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][4], const u32 (&pr)[T::M_TILES][T::N_TILES / 2][4], u32 v,
+                                           int lane) {
+    using Compute = typename T::Compute;
+    if constexpr (T::WARPGROUP) {
+        warpgroup_begin();
+#pragma unroll
+        for (int step = 0; step < T::N_TILES / 2; step++) {
+#pragma unroll
+            for (int half = 0; half < T::HEAD_DIM / 64; half++) {
+                warpgroup_mma<Compute, 1>(&o[0][8 * half], pr[0][step], describe(v + half * (T::CHUNK * 128) + step * 16 * 128), 1);
+            }
+        }
+        warpgroup_end();
+    } else {
+        add_warp_values<T>(o, pr, v, lane);
+    }
+}
+
+}  // namespace pa
