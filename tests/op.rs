@@ -268,6 +268,11 @@ fn wrong_arguments_are_named() -> Result<()> {
     refuses(with(&|c| c.block_tables = c.block_tables.to_dtype(DType::F32).unwrap()), &["block_tables", "F32"]);
     let ids = Tensor::new(&[[0u32, 1, 2, 0], [0, 9000, 1, 2]], device)?;
     refuses(with(&|c| c.block_tables = ids.clone()), &["block_tables", "9000", "sequence 1", "column 1", "cache of"]);
+    let pages = case.key_cache.dim(0)? as u32;
+    let first_past = Tensor::new(&[[0u32, 1, 2, 0], [0, pages, 1, 2]], device)?;
+    refuses(with(&|c| c.block_tables = first_past.clone()), &["block_tables", &format!("page id {pages} "), "sequence 1"]);
+    let last = Tensor::new(&[[0u32, 1, 2, 0], [0, pages - 1, 1, 2]], device)?;
+    with(&|c| c.block_tables = last.clone())?;
     let negative = Tensor::new(&[[0i32, 1, 2, 0], [0, 1, -1, 2]], device)?;
     refuses(with(&|c| c.block_tables = negative.clone()), &["block_tables", "-1", "sequence 1", "column 2"]);
     refuses(with(&|c| c.options.softmax_scale = Some(f32::NAN)), &["softmax_scale", "NaN"]);
