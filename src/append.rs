@@ -3,7 +3,7 @@
 use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor, bail};
 
 use crate::cache::{Batch, LayerCache, PagedKvCache, shares_storage};
-use crate::op::{Operand, PagedDecode, host::cpu_storage, no_kernel};
+use crate::op::{PagedDecode, no_kernel, with_cache};
 use crate::options::DecodeOptions;
 
 /// A candle op over the new tokens' (q, k, v) that holds the cache: it writes k and v into their pages, then attends.
@@ -57,14 +57,8 @@ impl<'a> AppendAndAttend<'a> {
             v_scale: layer.v_scale.clone(),
             ..self.options.clone()
         };
-        PagedDecode { block_tables: self.block_tables.clone(), context_lens: self.context_lens.clone(), options }
+        PagedDecode::new(&self.block_tables, &self.context_lens, &options)
     }
-}
-
-/// Runs `f` on a layer's K and V, locked for reading.
-fn with_layer<T>(layer: &LayerCache, f: impl FnOnce(Operand<'_>, Operand<'_>) -> Result<T>) -> Result<T> {
-    let ((key, key_layout), (value, value_layout)) = (layer.key.storage_and_layout(), layer.value.storage_and_layout());
-    f((cpu_storage("key_cache", &key)?, key_layout), (cpu_storage("value_cache", &value)?, value_layout))
 }
 
 impl CustomOp3 for AppendAndAttend<'_> {
@@ -94,9 +88,9 @@ impl CustomOp3 for AppendAndAttend<'_> {
             bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k_layout.dims(), q_layout.dims())
         }
         let decode = self.decode(layer);
-        let call = with_layer(layer, |key, value| decode.prepare((q, q_layout), key, value, None))?;
+        let call = with_cache(&layer.key, &layer.value, |key, value| decode.prepare((q, q_layout), key, value, None))?;
         self.cache.write_storage(self.layer, (k, k_layout), (v, v_layout), &self.slot_mapping)?;
-        let out = with_layer(layer, |key, value| decode.attend_new(&call, (q, q_layout), key, value, None))?;
+        let out = with_cache(&layer.key, &layer.value, |key, value| decode.attend_new(&call, (q, q_layout), key, value, None))?;
         Ok((out, q_layout.shape().clone()))
     }
 

@@ -5,7 +5,7 @@ pub(crate) mod elements;
 pub(crate) mod host;
 pub(crate) mod locks;
 mod merge;
-mod shapes;
+pub(crate) mod shapes;
 
 use candle::op::BackpropOp;
 use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail};
@@ -48,6 +48,13 @@ pub struct PagedDecode {
     pub context_lens: Tensor,
     /// Everything optional.
     pub options: DecodeOptions,
+}
+
+impl PagedDecode {
+    /// The op with these tables, lengths and options.
+    pub fn new(block_tables: &Tensor, context_lens: &Tensor, options: &DecodeOptions) -> Self {
+        Self { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() }
+    }
 }
 
 /// What the planner and the registry decided for a call.
@@ -134,7 +141,7 @@ pub fn paged_decode(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<Tensor> {
-    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    let op = PagedDecode::new(block_tables, context_lens, options);
     q.apply_op3_no_bwd(key_cache, value_cache, &op)
 }
 
@@ -147,7 +154,7 @@ pub fn paged_decode_with_lse(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<(Tensor, Tensor)> {
-    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    let op = PagedDecode::new(block_tables, context_lens, options);
     let (out, lse) = with_operands(q, key_cache, value_cache, |q, key, value| {
         let call = op.prepare(q, key, value, None)?;
         let mut lse = call.empty_lse()?;
@@ -186,7 +193,7 @@ pub fn paged_decode_into(
             bail!("out: shares its storage with {name}")
         }
     }
-    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    let op = PagedDecode::new(block_tables, context_lens, options);
     out.inplace_op2(q, &Into { op: &op, key_cache, value_cache })
 }
 
@@ -199,7 +206,7 @@ pub fn explain_call(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<CallSummary> {
-    let op = PagedDecode { block_tables: block_tables.clone(), context_lens: context_lens.clone(), options: options.clone() };
+    let op = PagedDecode::new(block_tables, context_lens, options);
     with_operands(q, key_cache, value_cache, |q, key, value| Ok(op.prepare(q, key, value, None)?.summary()))
 }
 
@@ -216,12 +223,11 @@ impl InplaceOp2 for Into<'_> {
     }
 
     fn cpu_fwd(&self, out: &mut CpuStorage, out_layout: &Layout, q: &CpuStorage, q_layout: &Layout) -> Result<()> {
-        let locks = Locks::new([self.key_cache, self.value_cache]);
-        let key = (cpu_storage("key_cache", locks.get(0))?, self.key_cache.layout());
-        let value = (cpu_storage("value_cache", locks.get(1))?, self.value_cache.layout());
         let q = (q, q_layout);
-        let call = self.op.prepare(q, key, value, Some((out, out_layout)))?;
-        self.op.attend(&call, q, key, value, (out, out_layout), None)
+        with_cache(self.key_cache, self.value_cache, |key, value| {
+            let call = self.op.prepare(q, key, value, Some((out, out_layout)))?;
+            self.op.attend(&call, q, key, value, (out, out_layout), None)
+        })
     }
 
     fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<()> {
@@ -231,6 +237,12 @@ impl InplaceOp2 for Into<'_> {
     fn metal_fwd(&self, _: &mut MetalStorage, _: &Layout, _: &MetalStorage, _: &Layout) -> Result<()> {
         no_kernel("paged-decode-into", "Metal")
     }
+}
+
+/// Runs `f` on the CPU storages of K and V, locked for reading: once where they are one.
+pub(crate) fn with_cache<T>(key: &Tensor, value: &Tensor, f: impl FnOnce(Operand<'_>, Operand<'_>) -> Result<T>) -> Result<T> {
+    let locks = Locks::new([key, value]);
+    f((cpu_storage("key_cache", locks.get(0))?, key.layout()), (cpu_storage("value_cache", locks.get(1))?, value.layout()))
 }
 
 /// Runs `f` on the CPU storages of q and the caches.

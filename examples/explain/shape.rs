@@ -17,10 +17,11 @@ use crate::count;
 /// Bounds of the op, and more sequences than any call has.
 const MAX_PAGE_SIZE: usize = 1024;
 const MAX_HEAD_DIM: usize = 1024;
-const MAX_BATCH: usize = 1 << 20;
+const MAX_BATCH: usize = 1 << 16;
 /// More than any call has, and few enough that no product overflows.
 const MAX_HEADS: usize = 1 << 16;
-const MAX_QUERY_LEN: usize = 1 << 20;
+const MAX_QUERY_LEN: usize = 1 << 16;
+const MAX_ROWS: usize = 1 << 20;
 
 /// The default batch: one long sequence beside shorter ones, which the two splits share out differently.
 const MIXED_CONTEXTS: [usize; 8] = [131_072, 32_768, 16_384, 8192, 4096, 2048, 1024, 512];
@@ -141,7 +142,6 @@ impl ShapeArgs {
         if let Some(batch) = self.batch {
             in_range("--batch", batch, MAX_BATCH)?;
         }
-        self.check_sizes()?;
         let base = self.shape.as_deref().map(workloads::find).transpose().context("--shape")?;
         let base = base.as_ref();
         let context_lens = self.context_lens(base)?;
@@ -179,22 +179,6 @@ impl ShapeArgs {
         };
         shape.check()?;
         Ok(shape)
-    }
-
-    /// Refuses sizes whose plan no memory holds and no picture shows.
-    fn check_sizes(&self) -> Result<()> {
-        const MOST: usize = 1 << 16;
-        let sizes = [("batch", self.batch), ("query-len", self.query_len), ("q-heads", self.q_heads), ("kv-heads", self.kv_heads)];
-        for (name, size) in sizes {
-            if size.is_some_and(|size| size > MOST) {
-                bail!("--{name}: {} is more than {MOST}", size.unwrap_or(0))
-            }
-        }
-        let rows = self.batch.unwrap_or(1) * self.query_len.unwrap_or(1);
-        if rows > 1 << 20 {
-            bail!("--batch, --query-len: {rows} rows of q are more than {}", 1 << 20)
-        }
-        Ok(())
     }
 
     fn scale_mode(&self, kv: KvDtype, base: Option<&Workload>) -> ScaleMode {
@@ -256,6 +240,7 @@ impl Shape {
     fn check(&self) -> Result<()> {
         let Self { q_heads, kv_heads, head_dim, page_size, kv, scales, .. } = *self;
         in_range("--query-len", self.query_lens[0], MAX_QUERY_LEN)?;
+        in_range("--batch, --query-len: rows of q", self.context_lens.len() * self.query_lens[0], MAX_ROWS)?;
         in_range("--q-heads", q_heads, MAX_HEADS)?;
         in_range("--kv-heads", kv_heads, MAX_HEADS)?;
         in_range("--page-size", page_size, MAX_PAGE_SIZE)?;

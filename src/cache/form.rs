@@ -5,6 +5,7 @@ use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 use super::overlap::overlap;
 use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
 use crate::op::locks::storage_address;
+use crate::op::shapes::check_last_contiguous;
 use crate::options::KvScale;
 
 /// A layer's tensors on the CPU, known to agree with each other and to lie within their storages.
@@ -58,7 +59,7 @@ impl<'a> LayerForm<'a> {
         }
         for (name, cache) in [("key_cache", &layer.key), ("value_cache", &layer.value)] {
             check_tensor(op, name, cache)?;
-            check_last_dim(name, cache.layout())?;
+            check_last_contiguous(name, cache.layout())?;
         }
         let form = Self {
             dims,
@@ -109,7 +110,7 @@ fn scale_form<'a>(op: &str, name: &'static str, scale: &'a KvScale, dims: CacheD
             match (scales.dtype(), scales.dims()) {
                 (DType::F32, shape) if shape == [pages, kv_heads, page_size] => ScaleForm::PerToken(scales),
                 (DType::U8, shape) if shape == [pages, kv_heads, page_size, head_dim / MXFP4_BLOCK] => {
-                    check_last_dim(name, scales.layout())?;
+                    check_last_contiguous(name, scales.layout())?;
                     ScaleForm::Block(scales)
                 }
                 (DType::F32, _) if scales.elem_count() == 1 => ScaleForm::Factor(scales.flatten_all()?.to_vec1::<f32>()?[0]),
@@ -169,15 +170,6 @@ pub(crate) fn check_bounds(name: &str, storage: &CpuStorage, layout: &Layout) ->
     match last {
         Some(last) if last < len => Ok(()),
         _ => bail!("{name}: {:?} with strides {:?} reaches past its storage of {len} elements", layout.dims(), layout.stride()),
-    }
-}
-
-fn check_last_dim(name: &str, layout: &Layout) -> Result<()> {
-    match (layout.dims().last(), layout.stride().last()) {
-        (Some(&size), Some(&stride)) if size > 1 && stride != 1 => {
-            bail!("{name}: the last dim is contiguous, got {:?} with strides {:?}", layout.dims(), layout.stride())
-        }
-        _ => Ok(()),
     }
 }
 

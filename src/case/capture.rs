@@ -12,6 +12,7 @@ use crate::cache::KvDtype;
 use crate::op::Operand;
 use crate::op::locks::Locks;
 use crate::options::{DecodeOptions, KvScale};
+use crate::plan::first_token;
 
 impl Case {
     /// The call that [`crate::paged_decode`] would make of these arguments, on the CPU.
@@ -155,8 +156,7 @@ fn lanes_read(
     let lanes = lens.iter().enumerate().map(|(row, &context)| {
         let query_len = query_lens[row / heads];
         let context = if query_len == 0 { 0 } else { usize::try_from(context).unwrap_or(0) };
-        let reach = options.window.map_or(usize::MAX, |window| window.saturating_add(query_len).saturating_sub(1));
-        let lanes = context.saturating_sub(reach) / page_size..context.div_ceil(page_size);
+        let lanes = first_token(context, query_len, options.window) / page_size..context.div_ceil(page_size);
         (lanes.end <= width).then_some(lanes)
     });
     lanes.collect()

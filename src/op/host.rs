@@ -7,6 +7,7 @@ use super::shapes::Shapes;
 use crate::cache::check_bounds;
 use crate::cpu::{Ids, PageTable, Row};
 use crate::options::DecodeOptions;
+use crate::plan::first_token;
 
 /// The CPU storage of `tensor`; an error naming it where it lives elsewhere.
 pub(crate) fn cpu_storage<'a>(name: &str, storage: &'a Storage) -> Result<&'a CpuStorage> {
@@ -104,7 +105,7 @@ pub(crate) fn check_pages(shapes: &Shapes, rows: &[Row], table: &PageTable<'_>, 
     let page_size = shapes.dims.page_size;
     let heads = if shapes.per_head { shapes.dims.kv_heads } else { 1 };
     for (row, r) in rows.iter().enumerate().filter(|(_, r)| r.query_len > 0) {
-        for column in first_token(r, window) / page_size..r.context_len.div_ceil(page_size) {
+        for column in first_token(r.context_len, r.query_len, window) / page_size..r.context_len.div_ceil(page_size) {
             let page = table.page(row / heads, row % heads, column);
             if page < 0 || page >= shapes.dims.pages as i64 {
                 bail!(
@@ -116,12 +117,4 @@ pub(crate) fn check_pages(shapes: &Shapes, rows: &[Row], table: &PageTable<'_>, 
         }
     }
     Ok(())
-}
-
-/// The first token that any query of the row attends.
-fn first_token(row: &Row, window: Option<usize>) -> usize {
-    match window {
-        Some(w) => (row.context_len + 1).saturating_sub(row.query_len.saturating_add(w)).min(row.context_len),
-        None => 0,
-    }
 }

@@ -135,7 +135,7 @@ pub(crate) fn check_query_dtype(name: &str, dtype: DType) -> Result<()> {
 pub(crate) fn check_last_contiguous(name: &str, layout: &Layout) -> Result<()> {
     match (layout.dims().last(), layout.stride().last()) {
         (Some(&n), Some(&stride)) if n > 1 && stride != 1 => {
-            bail!("{name}: the last dim must be contiguous, got stride {stride} (shape {:?}, strides {:?})", layout.dims(), layout.stride())
+            bail!("{name}: the last dim is contiguous, got {:?} with strides {:?}", layout.dims(), layout.stride())
         }
         _ => Ok(()),
     }

@@ -31,4 +31,5 @@ pub use minmax::{MinMaxRule, tile_bound};
 pub use proportional::ProportionalRule;
 pub use request::PlanRequest;
 pub use split::Split;
+pub(crate) use tiles::first_token;
 pub use tiles::{TILE_TOKENS, TileRange, tile_range};

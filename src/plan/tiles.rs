@@ -29,14 +29,17 @@ pub fn tile_range(context_len: i32, query_len: usize, window: Option<usize>) -> 
     if context_len <= 0 || query_len == 0 {
         return TileRange::default();
     }
-    let tile = TILE_TOKENS as i64;
-    let context_len = i64::from(context_len);
-    let first_token = window.map_or(0, |window| {
-        let first_query = context_len.saturating_sub_unsigned(query_len as u64);
-        first_query.saturating_sub_unsigned(window as u64).saturating_add(1).max(0)
-    });
-    // Both are at most 2^31 / 256, and `first_token` is below `context_len`: the first query's position is, and a window is at least 1.
-    TileRange { first: (first_token / tile) as i32, end: ((context_len + tile - 1) / tile) as i32 }
+    let context_len = context_len as usize;
+    // Both are at most 2^31 / 256.
+    let first = first_token(context_len, query_len, window) / TILE_TOKENS;
+    TileRange { first: first as i32, end: context_len.div_ceil(TILE_TOKENS) as i32 }
+}
+
+/// The first token that any of a row's `query_len` queries (at least 1) attends: the first query sits at `context_len - query_len`, and a
+/// window W (at least 1) reaches the token W - 1 before it. Below `context_len` where there is any context.
+pub(crate) fn first_token(context_len: usize, query_len: usize, window: Option<usize>) -> usize {
+    let reach = window.map_or(usize::MAX, |window| window.saturating_add(query_len).saturating_sub(1));
+    context_len.saturating_sub(reach)
 }
 
 #[cfg(test)]
