@@ -40,11 +40,17 @@ mod append;
 pub mod cache;
 mod case;
 mod cpu;
+#[cfg(feature = "rocm")]
+pub(crate) mod gpu;
+#[cfg(feature = "rocm")]
+pub mod jit;
 mod op;
 mod options;
 pub mod plan;
 pub mod quant;
 pub mod registry;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 
 pub use append::AppendAndAttend;
 pub use case::Case;

@@ -1,0 +1,3 @@
+//! What the GPU backends share.
+
+pub(crate) mod args;

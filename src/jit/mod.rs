@@ -1,0 +1,1 @@
+//! Kernel source and specialization to code object, with an on-disk cache: clang for AMD.
