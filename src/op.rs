@@ -1,6 +1,8 @@
 //! The op: [`PagedDecode`] and the free functions around it.
 
+pub(crate) mod call;
 mod cpu;
+pub(crate) mod decide;
 pub(crate) mod elements;
 pub(crate) mod host;
 pub(crate) mod locks;
