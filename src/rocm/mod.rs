@@ -1,1 +1,3 @@
 //! AMD GPUs through the HIP runtime.
+
+pub mod specialize;
