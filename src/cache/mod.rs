@@ -21,3 +21,5 @@ pub use store::{CacheConfig, LayerCache, PagedKvCache, Placement, Quantization};
 pub use write::reshape_and_cache;
 
 pub(crate) use form::{check_bounds, shares_storage};
+#[cfg(feature = "rocm")]
+pub(crate) use {copy::check_pairs, gather::gather_as, gather::needed_pages, store::layer_of, write::check_tokens};

@@ -16,20 +16,20 @@ use crate::case;
 use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Scale};
 use crate::options::{KvScale, PlanChoice};
 use crate::plan::HostPlan;
-use crate::registry::Arch;
+use crate::registry::{self, Arch};
 
 /// A tensor's storage with its layout.
 pub(crate) type Operand<'a> = (&'a CpuStorage, &'a Layout);
 
 /// `[rows, heads, head_dim]` seen through strides.
-struct RowStrides {
+pub(crate) struct RowStrides {
     start: usize,
-    row: usize,
-    head: usize,
+    pub row: usize,
+    pub head: usize,
 }
 
 /// q's, k's or out's 3-D strides; `None` where a 4-D layout's two leading dims do not fold into one.
-fn row_strides(layout: &Layout) -> Option<RowStrides> {
+pub(crate) fn row_strides(layout: &Layout) -> Option<RowStrides> {
     let (start, s, d) = (layout.start_offset(), layout.stride(), layout.dims());
     match d.len() {
         3 => Some(RowStrides { start, row: s[0], head: s[1] }),
@@ -59,7 +59,7 @@ impl PagedDecode {
         case::check_recorder()?;
         let operands = [("q", q), ("key_cache", key), ("value_cache", value)].into_iter().chain(out.map(|out| ("out", out)));
         let call = self.call([q, key, value].map(|(storage, layout)| Meta::of(storage, layout)), out.map(|(_, layout)| layout));
-        let prepared = Prepared::new(&call, &self.host_tables(), self.given_plan()?, &Arch::host()?)?;
+        let prepared = Prepared::new(&call, &self.host_tables(), self.given_plan()?, &Arch::host()?, registry::select)?;
         for (name, (storage, layout)) in operands {
             check_bounds(name, storage, layout)?;
         }

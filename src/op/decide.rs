@@ -9,12 +9,14 @@ use super::call::Call;
 use super::host::{self, cpu_storage};
 use super::shapes::Shapes;
 use crate::cpu::{self, Row};
-use crate::options::PlanChoice;
 use crate::plan::{HostPlan, PlanRequest};
-use crate::registry::{self, Arch, Problem, Selection};
+use crate::registry::{Arch, Problem, Selection};
 
 /// Leading dwords of the AMD tile's arguments that are preloaded into scalar registers where the arch can.
 const TILE_PRELOAD: usize = 14;
+
+/// How a kernel is chosen: [`crate::registry::select`], or a backend's choice among the kernels that it has.
+pub(crate) type Select = fn(&Problem, &Arch) -> Result<Selection>;
 
 /// The tensors whose contents decide, on the CPU.
 #[derive(Clone, Copy)]
@@ -33,12 +35,13 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Decides a call whose tables are on the host, for `arch`. `given` is its plan, where the caller made one.
-    pub fn new(call: &Call<'_>, tables: &HostTables<'_>, given: Option<Arc<HostPlan>>, arch: &Arch) -> Result<Self> {
+    /// Decides a call whose tables are on the host, for `arch`. `given` is its plan, where the caller made one; `select` chooses among the
+    /// arch's kernels.
+    pub fn new(call: &Call<'_>, tables: &HostTables<'_>, given: Option<Arc<HostPlan>>, arch: &Arch, select: Select) -> Result<Self> {
         let shapes = Shapes::new(call)?;
         let rows = check_tables(&shapes, tables, call.options.window)?;
         let plan = plan(&shapes, &rows, call, given, arch)?;
-        let selection = registry::select(&problem(&shapes, call, longest(&rows), plan.capacity(), arch), arch)?;
+        let selection = select(&problem(&shapes, call, longest(&rows), plan.capacity(), arch), arch)?;
         Ok(Self { shapes, rows, plan, selection })
     }
 
@@ -63,43 +66,42 @@ pub(crate) fn longest(rows: &[Row]) -> usize {
 
 /// The host plan of a call: given, free, or made here.
 fn plan(shapes: &Shapes, rows: &[Row], call: &Call<'_>, given: Option<Arc<HostPlan>>, arch: &Arch) -> Result<Arc<HostPlan>> {
-    let context_lens: Vec<i32> = rows.iter().map(|r| r.context_len as i32).collect();
-    let query_lens: Vec<usize> = rows.iter().map(|r| r.query_len).collect();
-    let blocks: usize = query_lens.iter().map(|&len| row_blocks(shapes, len)).sum();
-    let kv_heads = plan_heads(shapes, blocks.div_ceil(rows.len().max(1)));
-    let request = plan_request(call, &context_lens, &query_lens, kv_heads);
-    Ok(match (given, &call.options.plan) {
-        (Some(plan), _) => {
-            plan.check_covers(&request)?;
-            plan
-        }
-        (None, PlanChoice::Free) => Arc::new(HostPlan::free(&request)),
-        (None, _) => Arc::new(HostPlan::new(&request, arch)?),
+    if let Some(plan) = given {
+        check_covers(&plan, rows, call)?;
+        return Ok(plan);
+    }
+    with_request(rows, call, |request| {
+        // KV heads a slot stands for. A sequence with many query rows is split into row blocks that are parallel items of their own, so each
+        // of its slots counts that often against the budget: a long prefill chunk gets few partitions and so few partial results.
+        let blocks: usize = rows.iter().map(|row| row_blocks(row.query_len, shapes.group())).sum();
+        let heads = if shapes.per_head { 1 } else { shapes.dims.kv_heads };
+        let request = PlanRequest { kv_heads: heads * blocks.div_ceil(rows.len().max(1)).max(1), ..request };
+        Ok(Arc::new(if call.options.plan.is_free() { HostPlan::free(&request) } else { HostPlan::new(&request, arch)? }))
     })
 }
 
-/// What a call's plan is made for.
-pub(crate) fn plan_request<'a>(call: &Call<'_>, context_lens: &'a [i32], query_lens: &'a [usize], kv_heads: usize) -> PlanRequest<'a> {
-    PlanRequest {
-        context_lens,
-        query_lens,
-        kv_heads,
+/// Refuses a plan that is not for these rows.
+pub(crate) fn check_covers(plan: &HostPlan, rows: &[Row], call: &Call<'_>) -> Result<()> {
+    with_request(rows, call, |request| plan.check_covers(&request))
+}
+
+/// Calls `f` with what a plan of these rows is made for, but for the KV heads that share a row.
+fn with_request<T>(rows: &[Row], call: &Call<'_>, f: impl FnOnce(PlanRequest<'_>) -> Result<T>) -> Result<T> {
+    let context_lens: Vec<i32> = rows.iter().map(|r| r.context_len as i32).collect();
+    let query_lens: Vec<usize> = rows.iter().map(|r| r.query_len).collect();
+    f(PlanRequest {
+        context_lens: &context_lens,
+        query_lens: &query_lens,
+        kv_heads: 1,
         window: call.options.window,
         max_partitions: call.options.max_partitions,
         workgroup_budget: call.options.workgroup_budget,
-    }
+    })
 }
 
 /// Row blocks (workgroups of up to four M-tiles on a GPU) of a sequence's rows in one KV head.
-pub(crate) fn row_blocks(shapes: &Shapes, query_len: usize) -> usize {
-    query_len.saturating_mul(shapes.group()).div_ceil(cpu::ROW_BLOCK).max(1)
-}
-
-/// KV heads a plan slot stands for. A sequence with many query rows is split into row blocks that are parallel items of their own, so
-/// each of its slots counts that often against the budget: a long prefill chunk gets few partitions and so few partial results.
-pub(crate) fn plan_heads(shapes: &Shapes, row_blocks: usize) -> usize {
-    let heads = if shapes.per_head { 1 } else { shapes.dims.kv_heads };
-    heads * row_blocks.max(1)
+pub(crate) fn row_blocks(query_len: usize, group: usize) -> usize {
+    query_len.saturating_mul(group).div_ceil(cpu::ROW_BLOCK).max(1)
 }
 
 /// The call as the registry sees it: `query_len` is its longest query, `capacity` its plan's slots.

@@ -15,6 +15,9 @@ const BUFFER_POINTER: *mut c_void = 1 as *mut c_void;
 const BUFFER_SIZE: *mut c_void = 2 as *mut c_void;
 const END: *mut c_void = 3 as *mut c_void;
 
+/// What HIP admits in a grid's second and third dim.
+const MOST_GROUPS_YZ: u32 = 65535;
+
 impl RocmDevice {
     /// Launches `kernel` with `grid` workgroups of `threads` threads. `args` is the kernel's arguments as they lie in memory (a `repr(C)`
     /// structure), addresses as [`RocmStorage::address`](super::RocmStorage::address) gives them. A grid with nothing in it launches nothing.
@@ -54,5 +57,34 @@ impl RocmDevice {
         })?;
         inner.counts.launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// A launch that is ready to be enqueued.
+pub(super) struct Launch<A> {
+    device: RocmDevice,
+    kernel: Kernel,
+    grid: [u32; 3],
+    threads: u32,
+    args: A,
+}
+
+impl<A: Copy> Launch<A> {
+    /// The launch of `kernel` with `grid` workgroups. Errors: more workgroups than the runtime counts.
+    ///
+    /// # Safety
+    /// As [`RocmDevice::launch`], for memory that lives until [`Launch::run`] returns.
+    pub unsafe fn new(device: &RocmDevice, kernel: Kernel, grid: [usize; 3], threads: usize, args: A) -> Result<Self> {
+        let [x, y, z] = grid.map(|groups| u32::try_from(groups).unwrap_or(u32::MAX));
+        if y > MOST_GROUPS_YZ || z > MOST_GROUPS_YZ || x == u32::MAX {
+            bail!("rocm: launch: kernel {}: a grid of {grid:?} workgroups has more than {MOST_GROUPS_YZ} in its second or third dim", kernel.name())
+        }
+        Ok(Self { device: device.clone(), kernel, grid: [x, y, z], threads: u32::try_from(threads).unwrap_or(u32::MAX), args })
+    }
+
+    /// Enqueues it.
+    pub fn run(&self) -> Result<()> {
+        // SAFETY: the word of whoever made it.
+        unsafe { self.device.launch(&self.kernel, self.grid, self.threads, &self.args) }
     }
 }
