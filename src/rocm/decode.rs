@@ -11,15 +11,13 @@ use super::specialize;
 use super::strides::{Rows, paged, table_row};
 use super::tensor::RocmTensor;
 use crate::gpu::args::{PlanArgs, ReduceArgs, TileArgs};
+use crate::gpu::launch::{self, LaunchShape};
 use crate::op::call::{Call, Described, options_meta};
 use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem};
 use crate::op::shapes::{Shapes, check_last_contiguous};
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{PlannerBlock, TILE_TOKENS};
 use crate::registry::{M_TILE_ROWS, Selection};
-
-/// Threads of the reducer's workgroup.
-const REDUCER_THREADS: usize = 256;
 
 /// Options of a call on device tensors: scales, sinks, `query_start` and the plan live on the device.
 ///
@@ -275,7 +273,7 @@ impl Decode {
         let kernel = device.kernel(&specialize::tile(selection)?)?;
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
         // `out` or the scratch alone.
-        let tile = unsafe { Launch::new(device, kernel, grid.groups(), selection.threads, args) }?;
+        let tile = unsafe { Launch::new(device, kernel, grid.launch(selection.threads)?, args) }?;
         let reducer = match &scratch {
             None => None,
             Some(scratch) => {
@@ -295,11 +293,12 @@ impl Decode {
                     rows: clamp(grid.rows),
                     per_head: i32::from(shapes.per_head),
                 };
-                let spec = specialize::reduce(device.arch().name, shapes.dims.head_dim, shapes.q_dtype, query_start.is_some())?;
+                let shape = launch::reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
+                let (arch, ragged) = (device.arch().name, query_start.is_some());
+                let spec = specialize::reduce(arch, shapes.dims.head_dim, shapes.q_dtype, ragged, shape.threads)?;
                 let kernel = device.kernel(&spec)?;
-                let groups = [query_len * reducer_chunks(shapes.dims.head_dim), shapes.q_heads, shapes.batch];
                 // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
-                Some(unsafe { Launch::new(device, kernel, groups, REDUCER_THREADS, args) }?)
+                Some(unsafe { Launch::new(device, kernel, shape, args) }?)
             }
         };
         memory.extend(scratch.into_iter().flat_map(|scratch| [scratch.partial, scratch.statistics]));
@@ -338,8 +337,9 @@ impl Grid {
         }
     }
 
-    fn groups(&self) -> [usize; 3] {
-        [self.slots, self.heads, self.row_groups]
+    fn launch(&self, threads: usize) -> Result<LaunchShape> {
+        let grid = [count("plan", "slots", self.slots)?, count("q", "KV heads", self.heads)?, count("q", "row groups", self.row_groups)?];
+        Ok(LaunchShape { threads: count("q", "threads", threads)?, grid })
     }
 }
 
@@ -442,9 +442,4 @@ fn count(name: &str, what: &str, value: usize) -> Result<u32> {
         Ok(value) => Ok(value),
         Err(_) => bail!("{name}: {value} {what}, the AMD kernels count to {}", u32::MAX),
     }
-}
-
-/// Workgroups that share one row's head_dim in the reducer: each merges 256 channels, or as many as divide it.
-fn reducer_chunks(head_dim: usize) -> usize {
-    head_dim / [256, 128, 64].into_iter().find(|chunk| head_dim.is_multiple_of(*chunk)).unwrap_or(head_dim.max(1))
 }

@@ -9,6 +9,7 @@ use candle::{Result, bail};
 
 use super::device::RocmDevice;
 use super::module::Kernel;
+use crate::gpu::launch::LaunchShape;
 
 /// HIP's marks in a launch's list of extras: what follows is the arguments' address, their size; the end.
 const BUFFER_POINTER: *mut c_void = 1 as *mut c_void;
@@ -64,27 +65,26 @@ impl RocmDevice {
 pub(super) struct Launch<A> {
     device: RocmDevice,
     kernel: Kernel,
-    grid: [u32; 3],
-    threads: u32,
+    shape: LaunchShape,
     args: A,
 }
 
 impl<A: Copy> Launch<A> {
-    /// The launch of `kernel` with `grid` workgroups. Errors: more workgroups than the runtime counts.
+    /// The launch of `kernel` in `shape`. Errors: more workgroups than the runtime counts.
     ///
     /// # Safety
     /// As [`RocmDevice::launch`], for memory that lives until [`Launch::run`] returns.
-    pub unsafe fn new(device: &RocmDevice, kernel: Kernel, grid: [usize; 3], threads: usize, args: A) -> Result<Self> {
-        let [x, y, z] = grid.map(|groups| u32::try_from(groups).unwrap_or(u32::MAX));
-        if y > MOST_GROUPS_YZ || z > MOST_GROUPS_YZ || x == u32::MAX {
+    pub unsafe fn new(device: &RocmDevice, kernel: Kernel, shape: LaunchShape, args: A) -> Result<Self> {
+        if shape.grid[1..].iter().any(|&groups| groups > MOST_GROUPS_YZ) {
+            let grid = shape.grid;
             bail!("rocm: launch: kernel {}: a grid of {grid:?} workgroups has more than {MOST_GROUPS_YZ} in its second or third dim", kernel.name())
         }
-        Ok(Self { device: device.clone(), kernel, grid: [x, y, z], threads: u32::try_from(threads).unwrap_or(u32::MAX), args })
+        Ok(Self { device: device.clone(), kernel, shape, args })
     }
 
     /// Enqueues it.
     pub fn run(&self) -> Result<()> {
         // SAFETY: the word of whoever made it.
-        unsafe { self.device.launch(&self.kernel, self.grid, self.threads, &self.args) }
+        unsafe { self.device.launch(&self.kernel, self.shape.grid, self.shape.threads, &self.args) }
     }
 }

@@ -17,14 +17,12 @@ use super::strides::paged;
 use super::tensor::{RocmTensor, as_bytes};
 use crate::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, LayerCache, check_pairs, check_tokens, gather_as, layer_of, needed_pages};
 use crate::gpu::args::WriteArgs;
+use crate::gpu::launch;
 use crate::op::Operand;
 use crate::op::locks::Locks;
 use crate::options::KvScale;
 use crate::quant::fp8::{FNUZ_SCALE_FACTOR, decode_e4m3, decode_e4m3_fnuz};
 use crate::registry::{ArchName, Problem, ScaleMode};
-
-/// Threads of the workgroup that writes one token's K and V of one head.
-const WRITE_THREADS: usize = 64;
 
 /// Every layer's K, V and scales on one device.
 ///
@@ -134,7 +132,7 @@ impl RocmPages {
         };
         let kernel = self.device.kernel(&specialize::write(&key)?)?;
         // SAFETY: k, v and slots are of the upload, which the caller keeps; slots are within the cache, whose tensors have the dims given.
-        let launch = unsafe { Launch::new(&self.device, kernel, [tokens.slots.len(), kv_heads, 1], WRITE_THREADS, args) }?;
+        let launch = unsafe { Launch::new(&self.device, kernel, launch::writer(tokens.slots.len(), kv_heads), args) }?;
         Ok(Writer { launch, _scalars: [k_scale.scalar, v_scale.scalar] })
     }
 

@@ -8,6 +8,7 @@ use super::pinned::Upload;
 use super::specialize;
 use super::tensor::{RocmTensor, as_bytes};
 use crate::gpu::args::PlanArgs;
+use crate::gpu::launch;
 use crate::op::decide::row_blocks;
 use crate::plan::{DecodePlan, HostPlan, PADDING, PlanRequest, PlannerBlock, capacity};
 
@@ -134,7 +135,6 @@ impl RocmPlan {
         if let Some(start) = query_start {
             check_integers("query_start", start, shape.batch + 1, device)?;
         }
-        let block = PlannerBlock::new(rows, device.arch())?;
         let args = PlanArgs {
             context_lens: context_lens.address(),
             query_start: query_start.map_or(0, RocmTensor::address),
@@ -148,9 +148,8 @@ impl RocmPlan {
             max_partitions: shape.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
         };
         let kernel = device.kernel(&specialize::plan(device.arch(), rows, shape.ragged)?)?;
-        let groups = usize::from(rows > 0 && self.capacity() > 0);
         // SAFETY: the planner reads `rows` lengths (and starts) and writes as many reduce records and `capacity` work records.
-        unsafe { Launch::new(device, kernel, [groups, 1, 1], block.threads, args) }
+        unsafe { Launch::new(device, kernel, launch::PLAN, args) }
     }
 
     /// I32 `[capacity, 4]`.

@@ -80,10 +80,10 @@ fn preload_options(key: &KernelKey) -> Vec<String> {
     }
 }
 
-/// The reducer of partial results of `head_dim` channels into an output of `output` dtype.
-pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool) -> Result<Specialization> {
-    let kernel = format!("pa_reduce_d{head_dim}_{}{}", query_name(output)?, mark(ragged, "_ragged"));
-    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?)];
+/// The reducer of partial results of `head_dim` channels into an output of `output` dtype, by workgroups of `threads` (64, 256 or 1024).
+pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, threads: u32) -> Result<Specialization> {
+    let kernel = format!("pa_reduce_d{head_dim}_{}_t{threads}{}", query_name(output)?, mark(ragged, "_ragged"));
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_THREADS", threads as usize)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged)])))
 }
 
