@@ -77,7 +77,10 @@ impl<A: Copy> Launch<A> {
     pub unsafe fn new(device: &RocmDevice, kernel: Kernel, shape: LaunchShape, args: A) -> Result<Self> {
         if shape.grid[1..].iter().any(|&groups| groups > MOST_GROUPS_YZ) {
             let grid = shape.grid;
-            bail!("rocm: launch: kernel {}: a grid of {grid:?} workgroups has more than {MOST_GROUPS_YZ} in its second or third dim", kernel.name())
+            bail!(
+                "rocm: launch: kernel {}: a grid of {grid:?} workgroups has more than {MOST_GROUPS_YZ} in its second or third dim",
+                kernel.name()
+            )
         }
         Ok(Self { device: device.clone(), kernel, shape, args })
     }

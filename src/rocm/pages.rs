@@ -15,7 +15,9 @@ use super::scale::ScaleArgs;
 use super::specialize::{self, WriteKey};
 use super::strides::paged;
 use super::tensor::{RocmTensor, as_bytes};
-use crate::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, LayerCache, check_pairs, check_tokens, gather_as, layer_of, needed_pages};
+use crate::cache::{
+    CacheConfig, CacheDims, CacheLayout, KvDtype, LayerCache, check_pairs, check_tokens, gather_as, layer_of, needed_pages,
+};
 use crate::gpu::args::WriteArgs;
 use crate::gpu::launch;
 use crate::op::Operand;
@@ -99,8 +101,10 @@ impl RocmPages {
             (KvDtype::Fp8, _) => ScaleMode::Scalar,
             _ => ScaleMode::None,
         };
-        let (k_scale, v_scale) =
-            (ScaleArgs::of("k_scale", &layer.k_scale, scales, &self.device)?, ScaleArgs::of("v_scale", &layer.v_scale, scales, &self.device)?);
+        let (k_scale, v_scale) = (
+            ScaleArgs::of("k_scale", &layer.k_scale, scales, &self.device)?,
+            ScaleArgs::of("v_scale", &layer.v_scale, scales, &self.device)?,
+        );
         let key = WriteKey {
             arch: self.device.arch().name,
             head_dim,

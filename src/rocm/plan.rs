@@ -195,8 +195,16 @@ pub(super) fn clamp(count: usize) -> i32 {
 /// Refuses what is not a contiguous I32 or U32 tensor of `elements` on `device`.
 pub(super) fn check_integers(name: &str, tensor: &RocmTensor, elements: usize, device: &RocmDevice) -> Result<()> {
     super::decode::check_device(name, tensor, device)?;
-    if !matches!(tensor.dtype(), DType::U32 | DType::I32) || tensor.layout().shape().elem_count() != elements || !tensor.layout().is_contiguous() {
-        bail!("{name}: expected {elements} contiguous U32 or I32, got {:?} {:?} with strides {:?}", tensor.dtype(), tensor.dims(), tensor.layout().stride())
+    if !matches!(tensor.dtype(), DType::U32 | DType::I32)
+        || tensor.layout().shape().elem_count() != elements
+        || !tensor.layout().is_contiguous()
+    {
+        bail!(
+            "{name}: expected {elements} contiguous U32 or I32, got {:?} {:?} with strides {:?}",
+            tensor.dtype(),
+            tensor.dims(),
+            tensor.layout().stride()
+        )
     }
     Ok(())
 }

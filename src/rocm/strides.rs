@@ -63,9 +63,13 @@ pub(super) fn table_row(tensor: &RocmTensor) -> Result<i64> {
     let (dims, stride) = (tensor.dims(), tensor.stride());
     let lanes_apart = stride[stride.len() - 1] != 1 && dims[dims.len() - 1] > 1;
     match dims.len() {
-        _ if lanes_apart => bail!("block_tables: the lanes of {dims:?} with strides {stride:?} are strided; the AMD kernels read contiguous ones"),
+        _ if lanes_apart => {
+            bail!("block_tables: the lanes of {dims:?} with strides {stride:?} are strided; the AMD kernels read contiguous ones")
+        }
         3 if dims[0] > 1 && dims[1] > 1 && stride[0] != dims[1] * stride[1] => {
-            bail!("block_tables: sequences and heads of {dims:?} with strides {stride:?} are not rows of one stride; the AMD kernels need them to be")
+            bail!(
+                "block_tables: sequences and heads of {dims:?} with strides {stride:?} are not rows of one stride; the AMD kernels need them to be"
+            )
         }
         3 if dims[1] <= 1 => Ok(stride[0] as i64),
         3 => Ok(stride[1] as i64),
