@@ -32,11 +32,16 @@ impl Context {
         Ok(self.hip)
     }
 
-    /// The runtime for a destructor: whatever the device's state, with the device current if it can be.
-    pub fn enter_to_free(&self) -> &'static Hip {
-        // SAFETY: no pointers. What is freed next is freed on the device it belongs to anyway.
+    /// Makes a destructor's call, whatever the device's state. There is nobody to tell of a failure: what the runtime refuses is asked for once
+    /// more, unless the device is lost and its memory gone.
+    pub fn free(&self, call: impl Fn(&Hip) -> std::result::Result<(), Failure>) {
+        // SAFETY: no pointers. Handles and memory know their device; being the thread's current one is a help alone.
         let _ = unsafe { self.hip.hipSetDevice(self.ordinal) };
-        self.hip
+        if let Err(failure) = call(self.hip)
+            && !failure.loses_device()
+        {
+            let _ = call(self.hip);
+        }
     }
 
     /// `result`, its failure told with `detail` ("asked for 4096 bytes") and the device. From a failure that loses the device on, every

@@ -132,20 +132,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the capture: the graph, null where the runtime gave none, and the memory that it uses.
+    /// Ends the capture: the graph, and the memory that it uses.
     pub fn end_capture(&self, context: &Context) -> (Result<hipGraph_t>, Vec<Arc<Block>>) {
         let mut guard = self.lock();
-        let mut graph = null_mut();
-        let hip = context.enter_to_free();
-        // SAFETY: the stream is alive; writes one handle.
-        let result = unsafe { hip.hipStreamEndCapture(self.handle, &mut graph) };
+        let result = end(context, self.handle);
         if result.is_err() {
-            // A capture that went wrong ends with its error. Whether it did end shows in a second call; its answer says nothing more.
-            // SAFETY: as above.
-            let _ = unsafe { hip.hipStreamEndCapture(self.handle, &mut graph) };
-            if !graph.is_null() {
-                // SAFETY: a graph that nobody else has.
-                let _ = unsafe { hip.hipGraphDestroy(graph) };
+            // A capture that went wrong ends with its error. One that did not end, for the call failed, ends now.
+            if let Ok(graph) = end(context, self.handle) {
+                destroy_graph(context, graph);
             }
         }
         let capture = guard.take();
@@ -154,16 +148,36 @@ impl Stream {
         let (held, idle) = capture.map(|capture| (capture.held, capture.idle)).unwrap_or_default();
         // Without the lock: blocks that the graph does not use go back to the pool here.
         drop(idle);
-        (context.check(result, "").map(|()| graph), held)
+        (result, held)
     }
 
     /// Waits for what is enqueued and destroys the stream.
     pub fn destroy(&mut self, context: &Context) {
-        let hip = context.enter_to_free();
+        self.settle(context);
         // SAFETY: the stream is alive, and nothing uses it afterwards.
-        unsafe {
-            let _ = hip.hipStreamSynchronize(self.handle);
-            let _ = hip.hipStreamDestroy(self.handle);
-        }
+        context.free(|hip| unsafe { hip.hipStreamDestroy(self.handle) });
     }
+
+    /// Waits for everything enqueued, for a destructor.
+    pub fn settle(&self, context: &Context) {
+        // SAFETY: the stream is alive.
+        context.free(|hip| unsafe { hip.hipStreamSynchronize(self.handle) });
+    }
+}
+
+/// The graph captured on a stream; not null.
+fn end(context: &Context, stream: hipStream_t) -> Result<hipGraph_t> {
+    let mut graph = null_mut();
+    // SAFETY: the stream is alive; writes one handle.
+    context.check(unsafe { context.enter()?.hipStreamEndCapture(stream, &mut graph) }, "")?;
+    if graph.is_null() {
+        bail!("hipStreamEndCapture: gave no graph on {}", context.name)
+    }
+    Ok(graph)
+}
+
+/// Destroys a graph that nobody uses any more.
+pub(super) fn destroy_graph(context: &Context, graph: hipGraph_t) {
+    // SAFETY: from hipStreamEndCapture, used no more.
+    context.free(|hip| unsafe { hip.hipGraphDestroy(graph) });
 }
