@@ -32,16 +32,10 @@ impl Context {
         Ok(self.hip)
     }
 
-    /// Makes a destructor's call, whatever the device's state. There is nobody to tell of a failure: what the runtime refuses is asked for once
-    /// more, unless the device is lost and its memory gone.
-    pub fn free(&self, call: impl Fn(&Hip) -> std::result::Result<(), Failure>) {
-        // SAFETY: no pointers. Handles and memory know their device; being the thread's current one is a help alone.
-        let _ = unsafe { self.hip.hipSetDevice(self.ordinal) };
-        if let Err(failure) = call(self.hip)
-            && !failure.loses_device()
-        {
-            let _ = call(self.hip);
-        }
+    /// The runtime for calls that give something back, which are made whatever the device's state: handles and memory know their device. A
+    /// failure of theirs is told nobody, and the call not made again: what it was to give back may be another's by then.
+    pub fn hip(&self) -> &'static Hip {
+        self.hip
     }
 
     /// `result`, its failure told with `detail` ("asked for 4096 bytes") and the device. From a failure that loses the device on, every

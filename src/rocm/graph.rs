@@ -36,7 +36,7 @@ impl Executable {
     /// Destroys the graph; it is not running.
     pub fn destroy(self, inner: &Inner) {
         // SAFETY: from hipGraphInstantiate, used no more.
-        inner.context.free(|hip| unsafe { hip.hipGraphExecDestroy(self.handle) });
+        let _ = unsafe { inner.context.hip().hipGraphExecDestroy(self.handle) };
         drop(self.held);
     }
 }

@@ -109,7 +109,7 @@ impl Modules {
     pub fn close(&self, context: &Context) {
         for module in self.loaded.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // SAFETY: from hipModuleLoadData, and none of its functions is launched any more.
-            context.free(|hip| unsafe { hip.hipModuleUnload(module.0) });
+            let _ = unsafe { context.hip().hipModuleUnload(module.0) };
         }
     }
 }
@@ -139,7 +139,7 @@ impl RocmDevice {
             }
             Err(error) => {
                 // SAFETY: loaded above; nobody has a function of it.
-                context.free(|hip| unsafe { hip.hipModuleUnload(module) });
+                let _ = unsafe { context.hip().hipModuleUnload(module) };
                 Err(error)
             }
         }

@@ -63,10 +63,10 @@ impl Buffer {
     fn free(self, context: &Context) {
         if !self.event.is_null() {
             // SAFETY: from hipEventCreateWithFlags, used no more.
-            context.free(|hip| unsafe { hip.hipEventDestroy(self.event) });
+            let _ = unsafe { context.hip().hipEventDestroy(self.event) };
         }
         // SAFETY: from hipHostMalloc, used no more.
-        context.free(|hip| unsafe { hip.hipHostFree(self.pointer) });
+        let _ = unsafe { context.hip().hipHostFree(self.pointer) };
     }
 
     /// Whether the copy from it is done.

@@ -184,7 +184,7 @@ impl Pool {
         }
         for address in surplus {
             // SAFETY: from hipMalloc, in no list any more; hipFree waits for the work that uses it.
-            context.free(|hip| unsafe { hip.hipFree(address as *mut c_void) });
+            let _ = unsafe { context.hip().hipFree(address as *mut c_void) };
         }
         true
     }

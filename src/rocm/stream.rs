@@ -135,33 +135,27 @@ impl Stream {
     /// Ends the capture: the graph, and the memory that it uses.
     pub fn end_capture(&self, context: &Context) -> (Result<hipGraph_t>, Vec<Arc<Block>>) {
         let mut guard = self.lock();
-        let result = end(context, self.handle);
-        if result.is_err() {
-            // A capture that went wrong ends with its error. One that did not end, for the call failed, ends now.
-            if let Ok(graph) = end(context, self.handle) {
-                destroy_graph(context, graph);
-            }
-        }
+        let graph = end(context, self.handle);
         let capture = guard.take();
         self.capturing.store(false, Ordering::Release);
         drop(guard);
         let (held, idle) = capture.map(|capture| (capture.held, capture.idle)).unwrap_or_default();
         // Without the lock: blocks that the graph does not use go back to the pool here.
         drop(idle);
-        (result, held)
+        (graph, held)
     }
 
     /// Waits for what is enqueued and destroys the stream.
     pub fn destroy(&mut self, context: &Context) {
         self.settle(context);
         // SAFETY: the stream is alive, and nothing uses it afterwards.
-        context.free(|hip| unsafe { hip.hipStreamDestroy(self.handle) });
+        let _ = unsafe { context.hip().hipStreamDestroy(self.handle) };
     }
 
     /// Waits for everything enqueued, for a destructor.
     pub fn settle(&self, context: &Context) {
         // SAFETY: the stream is alive.
-        context.free(|hip| unsafe { hip.hipStreamSynchronize(self.handle) });
+        let _ = unsafe { context.hip().hipStreamSynchronize(self.handle) };
     }
 }
 
@@ -169,15 +163,18 @@ impl Stream {
 fn end(context: &Context, stream: hipStream_t) -> Result<hipGraph_t> {
     let mut graph = null_mut();
     // SAFETY: the stream is alive; writes one handle.
-    context.check(unsafe { context.enter()?.hipStreamEndCapture(stream, &mut graph) }, "")?;
+    let result = context.check(unsafe { context.hip().hipStreamEndCapture(stream, &mut graph) }, "");
     if graph.is_null() {
-        bail!("hipStreamEndCapture: gave no graph on {}", context.name)
+        return result.and_then(|()| bail!("hipStreamEndCapture: gave no graph on {}", context.name));
     }
-    Ok(graph)
+    if result.is_err() {
+        destroy_graph(context, graph);
+    }
+    result.map(|()| graph)
 }
 
 /// Destroys a graph that nobody uses any more.
 pub(super) fn destroy_graph(context: &Context, graph: hipGraph_t) {
     // SAFETY: from hipStreamEndCapture, used no more.
-    context.free(|hip| unsafe { hip.hipGraphDestroy(graph) });
+    let _ = unsafe { context.hip().hipGraphDestroy(graph) };
 }
