@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle::{DType, Result, Shape};
+use candle::{DType, Result, Shape, bail};
 use hip_runtime_sys::{hipError_t, hipEvent_t, hipEventDisableTiming, hipHostMallocDefault, hipMemcpyKind};
 
 use super::context::Context;
@@ -61,14 +61,12 @@ impl Buffer {
 
     /// Frees both; nothing on the device uses the memory any more.
     fn free(self, context: &Context) {
-        let hip = context.enter_to_free();
-        // SAFETY: from hipHostMalloc and hipEventCreateWithFlags, used no more.
-        unsafe {
-            if !self.event.is_null() {
-                let _ = hip.hipEventDestroy(self.event);
-            }
-            let _ = hip.hipHostFree(self.pointer);
+        if !self.event.is_null() {
+            // SAFETY: from hipEventCreateWithFlags, used no more.
+            let _ = unsafe { context.hip().hipEventDestroy(self.event) };
         }
+        // SAFETY: from hipHostMalloc, used no more.
+        let _ = unsafe { context.hip().hipHostFree(self.pointer) };
     }
 
     /// Whether the copy from it is done.
@@ -145,13 +143,20 @@ impl Upload {
     }
 
     /// Where part `part` begins on the device.
-    pub fn address(&self, part: usize) -> u64 {
-        self.storage.address() + self.offsets[part] as u64
+    pub fn address(&self, part: usize) -> Result<u64> {
+        Ok(self.storage.address() + self.offset(part)? as u64)
     }
 
     /// Part `part` as a contiguous tensor.
     pub fn tensor(&self, part: usize, shape: impl Into<Shape>, dtype: DType) -> Result<RocmTensor> {
-        RocmTensor::from_storage(self.storage.clone(), self.offsets[part], shape, dtype)
+        RocmTensor::from_storage(self.storage.clone(), self.offset(part)?, shape, dtype)
+    }
+
+    fn offset(&self, part: usize) -> Result<usize> {
+        match self.offsets.get(part) {
+            Some(offset) => Ok(*offset),
+            None => bail!("rocm: upload: there is no part {part} of {}", self.offsets.len()),
+        }
     }
 }
 
