@@ -13,10 +13,10 @@ use crate::plan::TILE_TOKENS;
 /// Head dims the tile is written for.
 const HEAD_DIMS: [usize; 6] = [64, 128, 192, 256, 512, 1024];
 
-pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
+pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Selection> {
     check(p, arch)?;
     let fit = fit(p, arch)?;
-    let missing = Missing::of(p, arch, &fit);
+    let missing = Missing::of(p, arch, &fit).among(written);
     let flags = missing.flags(kernarg_preload(p, arch));
     let groups = if flags.dual_group { 2 } else { 1 };
     Ok(Selection {

@@ -49,6 +49,7 @@ mod launch;
 mod module;
 mod pinned;
 mod pool;
+pub mod specialize;
 mod storage;
 mod stream;
 mod tensor;
