@@ -41,6 +41,10 @@ impl Cache {
         Self { folder }
     }
 
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The entry that `compiler` made.
     pub(super) fn find(&self, recipe: &Recipe<'_>, compiler: &Hash) -> Lookup {
         read(&self.path(recipe, compiler), &recipe.hash, Some(compiler))

@@ -3,7 +3,7 @@
 use candle::Error;
 use std::collections::HashMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -55,6 +55,11 @@ impl Compiler {
     pub fn new(settings: JitSettings) -> Self {
         let cache = search::cache_folder(settings.cache_dir.as_deref()).map(Cache::new);
         Self { settings, cache, clang: OnceLock::new() }
+    }
+
+    /// The cache's folder; `None` where there is neither a setting nor a home.
+    pub fn cache_dir(&self) -> Option<&Path> {
+        self.cache.as_ref().map(Cache::folder)
     }
 
     /// The code object of `spec`: an ELF file for the HIP runtime's `hipModuleLoadData`.

@@ -32,10 +32,9 @@ impl Context {
         Ok(self.hip)
     }
 
-    /// The runtime for a destructor: whatever the device's state, with the device current if it can be.
-    pub fn enter_to_free(&self) -> &'static Hip {
-        // SAFETY: no pointers. What is freed next is freed on the device it belongs to anyway.
-        let _ = unsafe { self.hip.hipSetDevice(self.ordinal) };
+    /// The runtime for calls that give something back, which are made whatever the device's state: handles and memory know their device. A
+    /// failure of theirs is told nobody, and the call not made again: what it was to give back may be another's by then.
+    pub fn hip(&self) -> &'static Hip {
         self.hip
     }
 

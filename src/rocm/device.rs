@@ -118,10 +118,7 @@ impl RocmDevice {
         };
         let hip = Hip::get()?;
         let name = hip.arch_name(index).map_err(|failure| candle::Error::msg(format!("{failure} on device {ordinal}")))?;
-        let arch = match Arch::from_name(&name) {
-            Ok(arch) if arch.name.is_amd() => arch,
-            _ => bail!("rocm: device {ordinal} is a {name:?}: there are kernels for {SUPPORTED} alone"),
-        };
+        let arch = supported(ordinal, &name)?;
         let context = Context::new(hip, index, &arch.name.to_string());
         let mut units = 0;
         let found = hip.attribute(index, hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount).map(|value| units = value);
@@ -212,6 +209,14 @@ impl RocmDevice {
     }
 }
 
+/// The arch that the runtime calls `name`, if there are kernels for it.
+fn supported(ordinal: usize, name: &str) -> Result<Arch> {
+    match Arch::from_name(name) {
+        Ok(arch) if arch.name.is_amd() => Ok(arch),
+        _ => bail!("rocm: device {ordinal} is a {name:?}: there are kernels for {SUPPORTED} alone"),
+    }
+}
+
 impl fmt::Debug for RocmDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RocmDevice({}, {})", self.ordinal(), self.arch())
@@ -257,8 +262,8 @@ impl Inner {
             return;
         }
         if replayed {
-            // It may be running. Where waiting fails the device is lost, and running no more.
-            let _ = self.stream.synchronize(&self.context);
+            // It may be running.
+            self.stream.settle(&self.context);
         }
         executable.destroy(self);
     }
@@ -282,5 +287,32 @@ impl Drop for Inner {
         self.scalars.close(context, &self.pool);
         self.modules.close(context);
         self.pool.trim(context, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::ArchName;
+
+    #[test]
+    fn supported_archs_are_taken_with_their_marks_and_others_are_told_which_there_are() {
+        assert_eq!(supported(0, "gfx942:sramecc+:xnack-").unwrap().name, ArchName::Gfx942);
+        assert_eq!(supported(0, "gfx950:sramecc+:xnack-").unwrap().name, ArchName::Gfx950);
+        for name in ["gfx90a:sramecc+:xnack-", "gfx1100", "", "sm90", "cpu"] {
+            let error = supported(3, name).unwrap_err().to_string();
+            assert!(error.contains("device 3") && error.contains(name) && error.contains("gfx942") && error.contains("gfx950"), "{error}");
+        }
+    }
+
+    #[test]
+    fn devices_and_what_is_on_them_may_be_used_from_any_thread() {
+        fn shared<T: Send + Sync>() {}
+        shared::<RocmDevice>();
+        shared::<RocmStorage>();
+        shared::<crate::rocm::RocmTensor>();
+        shared::<crate::rocm::RocmGraph>();
+        shared::<crate::rocm::Kernel>();
+        shared::<crate::rocm::Upload>();
     }
 }

@@ -6,11 +6,12 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle::{Result, bail};
+use candle::Result;
 use hip_runtime_sys::{hipGraph_t, hipGraphExec_t};
 
 use super::device::{Inner, RocmDevice};
 use super::storage::Block;
+use super::stream::destroy_graph;
 
 /// Recorded work of a device, and the memory it uses: kept for as long as the graph, whatever becomes of the tensors.
 pub struct RocmGraph {
@@ -35,7 +36,7 @@ impl Executable {
     /// Destroys the graph; it is not running.
     pub fn destroy(self, inner: &Inner) {
         // SAFETY: from hipGraphInstantiate, used no more.
-        let _ = unsafe { inner.context.enter_to_free().hipGraphExecDestroy(self.handle) };
+        let _ = unsafe { inner.context.hip().hipGraphExecDestroy(self.handle) };
         drop(self.held);
     }
 }
@@ -55,17 +56,10 @@ impl Drop for Capturing<'_> {
 fn abandon(inner: &Inner) {
     let (graph, held) = inner.stream.end_capture(&inner.context);
     if let Ok(graph) = graph {
-        destroy(inner, graph);
+        destroy_graph(&inner.context, graph);
     }
     drop(held);
     inner.after_capture();
-}
-
-fn destroy(inner: &Inner, graph: hipGraph_t) {
-    if !graph.is_null() {
-        // SAFETY: from hipStreamEndCapture, used no more.
-        let _ = unsafe { inner.context.enter_to_free().hipGraphDestroy(graph) };
-    }
 }
 
 impl RocmDevice {
@@ -97,14 +91,11 @@ fn instantiate(inner: &Inner, graph: hipGraph_t) -> Result<hipGraphExec_t> {
     let mut executable = null_mut();
     let mut log = [0 as c_char; 256];
     let result = inner.context.enter().and_then(|hip| {
-        if graph.is_null() {
-            bail!("hipStreamEndCapture: gave no graph on {}", inner.context.name)
-        }
         // SAFETY: the graph is alive; writes one handle, and at most the log's bytes.
         let result = unsafe { hip.hipGraphInstantiate(&mut executable, graph, null_mut(), log.as_mut_ptr(), log.len()) };
         inner.context.check(result, "")
     });
-    destroy(inner, graph);
+    destroy_graph(&inner.context, graph);
     result.map(|()| executable)
 }
 

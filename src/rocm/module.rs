@@ -107,10 +107,9 @@ impl Modules {
 
     /// Unloads all; no work is under way.
     pub fn close(&self, context: &Context) {
-        let hip = context.enter_to_free();
         for module in self.loaded.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // SAFETY: from hipModuleLoadData, and none of its functions is launched any more.
-            let _ = unsafe { hip.hipModuleUnload(module.0) };
+            let _ = unsafe { context.hip().hipModuleUnload(module.0) };
         }
     }
 }
@@ -140,7 +139,7 @@ impl RocmDevice {
             }
             Err(error) => {
                 // SAFETY: loaded above; nobody has a function of it.
-                let _ = unsafe { hip.hipModuleUnload(module) };
+                let _ = unsafe { context.hip().hipModuleUnload(module) };
                 Err(error)
             }
         }

@@ -61,14 +61,12 @@ impl Buffer {
 
     /// Frees both; nothing on the device uses the memory any more.
     fn free(self, context: &Context) {
-        let hip = context.enter_to_free();
-        // SAFETY: from hipHostMalloc and hipEventCreateWithFlags, used no more.
-        unsafe {
-            if !self.event.is_null() {
-                let _ = hip.hipEventDestroy(self.event);
-            }
-            let _ = hip.hipHostFree(self.pointer);
+        if !self.event.is_null() {
+            // SAFETY: from hipEventCreateWithFlags, used no more.
+            let _ = unsafe { context.hip().hipEventDestroy(self.event) };
         }
+        // SAFETY: from hipHostMalloc, used no more.
+        let _ = unsafe { context.hip().hipHostFree(self.pointer) };
     }
 
     /// Whether the copy from it is done.

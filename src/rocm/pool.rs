@@ -152,9 +152,9 @@ impl Pool {
     /// For the message that memory is short: who has it.
     fn memory_left(&self, context: &Context, failure: &super::error::Failure) -> String {
         let (mut free, mut total) = (0, 0);
-        let known = failure.is(hipError_t::hipErrorOutOfMemory)
-            // SAFETY: writes two integers.
-            && unsafe { context.enter_to_free().hipMemGetInfo(&mut free, &mut total) }.is_ok();
+        // SAFETY: writes two integers.
+        let mut ask = || context.enter().is_ok_and(|hip| unsafe { hip.hipMemGetInfo(&mut free, &mut total) }.is_ok());
+        let known = failure.is(hipError_t::hipErrorOutOfMemory) && ask();
         if known { format!(" with {} in use here and {free} of {total} free", self.usage().live_bytes) } else { String::new() }
     }
 
@@ -182,10 +182,9 @@ impl Pool {
         if surplus.is_empty() {
             return false;
         }
-        let hip = context.enter_to_free();
-        for address in &surplus {
+        for address in surplus {
             // SAFETY: from hipMalloc, in no list any more; hipFree waits for the work that uses it.
-            let _ = unsafe { hip.hipFree(*address as *mut c_void) };
+            let _ = unsafe { context.hip().hipFree(address as *mut c_void) };
         }
         true
     }

@@ -132,38 +132,49 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the capture: the graph, null where the runtime gave none, and the memory that it uses.
+    /// Ends the capture: the graph, and the memory that it uses.
     pub fn end_capture(&self, context: &Context) -> (Result<hipGraph_t>, Vec<Arc<Block>>) {
         let mut guard = self.lock();
-        let mut graph = null_mut();
-        let hip = context.enter_to_free();
-        // SAFETY: the stream is alive; writes one handle.
-        let result = unsafe { hip.hipStreamEndCapture(self.handle, &mut graph) };
-        if result.is_err() {
-            // A capture that went wrong ends with its error. Whether it did end shows in a second call; its answer says nothing more.
-            // SAFETY: as above.
-            let _ = unsafe { hip.hipStreamEndCapture(self.handle, &mut graph) };
-            if !graph.is_null() {
-                // SAFETY: a graph that nobody else has.
-                let _ = unsafe { hip.hipGraphDestroy(graph) };
-            }
-        }
+        let graph = end(context, self.handle);
         let capture = guard.take();
         self.capturing.store(false, Ordering::Release);
         drop(guard);
         let (held, idle) = capture.map(|capture| (capture.held, capture.idle)).unwrap_or_default();
         // Without the lock: blocks that the graph does not use go back to the pool here.
         drop(idle);
-        (context.check(result, "").map(|()| graph), held)
+        (graph, held)
     }
 
     /// Waits for what is enqueued and destroys the stream.
     pub fn destroy(&mut self, context: &Context) {
-        let hip = context.enter_to_free();
+        self.settle(context);
         // SAFETY: the stream is alive, and nothing uses it afterwards.
-        unsafe {
-            let _ = hip.hipStreamSynchronize(self.handle);
-            let _ = hip.hipStreamDestroy(self.handle);
-        }
+        let _ = unsafe { context.hip().hipStreamDestroy(self.handle) };
     }
+
+    /// Waits for everything enqueued, for a destructor.
+    pub fn settle(&self, context: &Context) {
+        // SAFETY: the stream is alive.
+        let _ = unsafe { context.hip().hipStreamSynchronize(self.handle) };
+    }
+}
+
+/// The graph captured on a stream; not null.
+fn end(context: &Context, stream: hipStream_t) -> Result<hipGraph_t> {
+    let mut graph = null_mut();
+    // SAFETY: the stream is alive; writes one handle.
+    let result = context.check(unsafe { context.hip().hipStreamEndCapture(stream, &mut graph) }, "");
+    if graph.is_null() {
+        return result.and_then(|()| bail!("hipStreamEndCapture: gave no graph on {}", context.name));
+    }
+    if result.is_err() {
+        destroy_graph(context, graph);
+    }
+    result.map(|()| graph)
+}
+
+/// Destroys a graph that nobody uses any more.
+pub(super) fn destroy_graph(context: &Context, graph: hipGraph_t) {
+    // SAFETY: from hipStreamEndCapture, used no more.
+    let _ = unsafe { context.hip().hipGraphDestroy(graph) };
 }
