@@ -73,7 +73,7 @@ impl Event {
 
     fn destroy(self, context: &Context) {
         // SAFETY: from hipEventCreateWithFlags, used no more.
-        let _ = unsafe { context.enter_to_free().hipEventDestroy(self.0) };
+        let _ = unsafe { context.hip().hipEventDestroy(self.0) };
     }
 }
 

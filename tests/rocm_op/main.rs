@@ -1,0 +1,5 @@
+//! Attention on AMD GPUs: the op's contracts through the calls that engines make, on the HIP runtime that is found (a GPU's, or the simulator's).
+#![cfg(feature = "rocm")]
+
+mod cases;
+mod support;
