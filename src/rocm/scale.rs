@@ -1,6 +1,6 @@
 //! Scales as the kernels take them.
 
-use candle::Result;
+use candle::{Result, bail};
 
 use super::device::RocmDevice;
 use super::scalar::Scalar;
@@ -19,18 +19,24 @@ pub(super) struct ScaleArgs {
 }
 
 impl ScaleArgs {
-    /// `scale` for a kernel specialized on `mode`. Where the other side has a scale per token, a single factor is read through strides of 0.
+    /// `scale` for a kernel specialized on `mode`.
+    ///
+    /// Errors: a scale per token of one side only; tokens' scales that are apart; no memory for a scalar.
     pub fn of(name: &str, scale: &KvScale<RocmTensor>, mode: ScaleMode, device: &RocmDevice) -> Result<Self> {
+        let none = Self { address: 0, stride: Paged::default(), scalar: None };
         let value = match (scale, mode) {
-            (_, ScaleMode::None) => return Ok(Self { address: 0, stride: Paged::default(), scalar: None }),
-            (KvScale::None, _) => 1.0,
-            (KvScale::Scalar(value), _) => *value,
-            (KvScale::Tensor(tensor), _) => {
-                let stride = if tensor.elem_count() == 1 { Paged::default() } else { paged_scale(name, tensor)? };
-                return Ok(Self { address: tensor.address(), stride, scalar: None });
+            (_, ScaleMode::None) => return Ok(none),
+            (KvScale::Tensor(tensor), ScaleMode::Scalar) => return Ok(Self { address: tensor.address(), ..none }),
+            (KvScale::Tensor(tensor), ScaleMode::PerToken | ScaleMode::Block) if tensor.dims().len() >= 3 => {
+                return Ok(Self { address: tensor.address(), stride: paged_scale(name, tensor)?, ..none });
             }
+            (_, ScaleMode::PerToken | ScaleMode::Block) => {
+                bail!("{name}: one factor, but the other side has a scale per token: the AMD kernels need both sides alike")
+            }
+            (KvScale::None, ScaleMode::Scalar) => 1.0,
+            (KvScale::Scalar(value), ScaleMode::Scalar) => *value,
         };
         let scalar = device.inner.scalars.get(device, value)?;
-        Ok(Self { address: scalar.address(), stride: Paged::default(), scalar: Some(scalar) })
+        Ok(Self { address: scalar.address(), scalar: Some(scalar), ..none })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use candle::{CpuStorage, DType, Layout, Result, Tensor};
+use candle::{CpuStorage, DType, Result, Tensor};
 
 use super::decode::{Decided, Decode, RocmOptions, Tensors};
 use super::device::RocmDevice;
@@ -12,7 +12,7 @@ use super::plan::RocmPlan;
 use super::specialize;
 use super::tensor::{RocmTensor, as_bytes};
 use crate::append::AppendAndAttend;
-use crate::cache::{CacheLayout, KvDtype, LayerCache, layer_of};
+use crate::cache::{CacheLayout, KvDtype, LayerCache, check_bounds, layer_of};
 use crate::case;
 use crate::op::call::{Call, Described, Meta, options_meta};
 use crate::op::decide::{Prepared, longest, problem};
@@ -129,20 +129,18 @@ struct Decision {
 
 impl Decision {
     fn new(op: &PagedDecode, q: Operand<'_>, cache: &CacheMeta<'_>, device: &RocmDevice) -> Result<Self> {
-        // q and the output are contiguous on the device.
-        let contiguous = Layout::contiguous(q.1.shape());
-        crate::op::shapes::check_last_contiguous("q", q.1)?;
-        crate::cache::check_bounds("q", q.0, q.1)?;
         let mut call = Call {
-            q: Meta::of(q.0, &contiguous),
+            q: Meta::of(q.0, q.1),
             key: cache.key,
             value: cache.value,
+            // Contiguous on the device, as q is there.
             out: None,
             block_tables: op.block_tables.meta(),
             context_lens: op.context_lens.meta(),
             options: DecodeOptions { k_scale: cache.k_scale, v_scale: cache.v_scale, layout: cache.layout, ..options_meta(&op.options) },
         };
         let mut prepared = Prepared::new(&call, &op.host_tables(), op.given_plan()?, device.arch(), specialize::select)?;
+        check_bounds("q", q.0, q.1)?;
         let free = prepared.plan.reduce.iter().all(|&[_, count]| count <= 1);
         if free {
             call.options.plan = PlanChoice::Free;
