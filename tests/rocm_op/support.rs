@@ -1,9 +1,12 @@
 //! What the tests share.
 
-use candle::{DType, Result, Tensor};
-use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
+use candle_paged_attn::cache::{CacheConfig, CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::quant::fp8::{FNUZ_SCALE_FACTOR, ocp_to_fnuz};
 use candle_paged_attn::registry::ArchName;
 use candle_paged_attn::rocm::{self, RocmDevice};
+use candle_paged_attn::{AppendAndAttend, KvScale};
+use float8::F8E4M3;
 use once_cell::sync::Lazy;
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::reference::floats;
@@ -84,4 +87,54 @@ pub fn check(spec: &CaseSpec) -> f64 {
         case.expected()?.compare(&out, Some(&lse), tolerance(spec), lse_tolerance)
     });
     checked.unwrap_or_else(|e| panic!("{spec:?}: {e}"))
+}
+
+/// Output of `AppendAndAttend` over a cache on `device` that holds the case's pages; no token is new.
+pub fn over_a_cache(case: &Case, device: &RocmDevice) -> Result<Tensor> {
+    let (spec, options) = (&case.spec, &case.options);
+    let dims = options.layout.dims_of_key(case.key_cache.dims(), spec.kv_dtype)?;
+    let value = |scale: &KvScale| match scale {
+        KvScale::Scalar(value) => *value,
+        KvScale::Tensor(tensor) => tensor.flatten_all().and_then(|t| t.get(0)?.to_scalar()).unwrap(),
+        KvScale::None => 1.0,
+    };
+    let quantization = match spec.scales {
+        _ if spec.kv_dtype == KvDtype::Mxfp4 => Quantization::Block,
+        Scales::None => Quantization::None,
+        Scales::Scalar | Scales::ScalarTensor => Quantization::Scalar { k: value(&options.k_scale), v: value(&options.v_scale) },
+        Scales::PerToken => Quantization::PerToken,
+    };
+    let config = CacheConfig { layers: 1, dims, dtype: spec.kv_dtype, layout: Some(options.layout), quantization };
+    let cache = PagedKvCache::new(config, device)?;
+    let layer = cache.rocm_layer(0)?;
+    let fnuz = !is_gfx950() && spec.kv_dtype == KvDtype::Fp8;
+    for (to, from) in [(&layer.key, &case.key_cache), (&layer.value, &case.value_cache)] {
+        to.copy_from(&if fnuz { as_fnuz(from)? } else { from.clone() })?;
+    }
+    for (to, from) in [(&layer.k_scale, &options.k_scale), (&layer.v_scale, &options.v_scale)] {
+        if let (KvScale::Tensor(to), KvScale::Tensor(from)) = (to, from) {
+            to.copy_from(&if fnuz { (from * f64::from(FNUZ_SCALE_FACTOR))? } else { from.clone() })?;
+        }
+    }
+    let (rows, cpu) = (case.q.dim(0)?, &Device::Cpu);
+    let new = Tensor::zeros((rows, dims.kv_heads, dims.head_dim), DType::BF16, cpu)?;
+    let op = AppendAndAttend {
+        cache: &cache,
+        layer: 0,
+        slot_mapping: Tensor::full(-1i64, rows, cpu)?,
+        block_tables: case.block_tables.clone(),
+        context_lens: case.context_lens.clone(),
+        options: options.clone(),
+    };
+    op.apply(&case.q, &new, &new)
+}
+
+/// OCP FP8 as FNUZ codes of half the value.
+pub fn as_fnuz(codes: &Tensor) -> Result<Tensor> {
+    let codes = codes.contiguous()?;
+    let (storage, layout) = codes.storage_and_layout();
+    let Storage::Cpu(CpuStorage::F8E4M3(values)) = &*storage else { candle::bail!("not FP8") };
+    let start = layout.start_offset();
+    let values = values[start..start + codes.elem_count()].iter().map(|code| F8E4M3::from_bits(ocp_to_fnuz(code.to_bits())));
+    Tensor::from_vec(values.collect::<Vec<_>>(), codes.shape(), &Device::Cpu)
 }
