@@ -95,7 +95,13 @@ pub fn kernel(arch: &str, name: &str) -> Handle {
 /// Launches with the arguments' bytes in a buffer.
 pub fn launch_shaped(function: Handle, grid: u32, block: u32, shared: u32, stream: Handle, args: &[u8]) -> Code {
     let mut size = args.len();
-    let mut extra = [1 as *mut c_void, args.as_ptr() as *mut c_void, 2 as *mut c_void, (&raw mut size).cast(), 3 as *mut c_void];
+    let mut extra = [
+        std::ptr::without_provenance_mut(1),
+        args.as_ptr() as *mut c_void,
+        std::ptr::without_provenance_mut(2),
+        (&raw mut size).cast(),
+        std::ptr::without_provenance_mut(3),
+    ];
     // SAFETY: the arrays outlive the call.
     unsafe { hipModuleLaunchKernel(function, grid, 1, 1, block, 1, 1, shared, stream, null_mut(), extra.as_mut_ptr()) }
 }
