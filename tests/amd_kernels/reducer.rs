@@ -129,7 +129,8 @@ impl Case {
         }
         let floats = |data: &[f32]| upload(&memory, &bytes(data, f32::to_le_bytes));
         let ints = |data: &[i32]| upload(&memory, &bytes(data, i32::to_le_bytes));
-        let (out, lse) = (upload(&memory, &vec![0xFF; tokens * self.out_row * self.kernel.element()]), floats(&vec![f32::NAN; tokens * Q_HEADS]));
+        let (out, lse) =
+            (upload(&memory, &vec![0xFF; tokens * self.out_row * self.kernel.element()]), floats(&vec![f32::NAN; tokens * Q_HEADS]));
         let pointers = [
             ints(self.reduce.as_flattened()),
             floats(&self.partial),
@@ -154,10 +155,14 @@ impl Case {
                 let off = error(got, &want, if self.kernel.dtype == 1 { 1e-4 } else { 0.0 });
                 assert!(off <= [4e-3, 5e-4, 5e-6][self.kernel.dtype], "{place}: {off} off");
                 let got_lse = f64::from(lse[row * Q_HEADS + head]);
-                assert!(got_lse == want_lse || (got_lse - want_lse).abs() <= 1e-6 * want_lse.abs().max(4.0), "{place}: LSE {got_lse}, not {want_lse}");
+                assert!(
+                    got_lse == want_lse || (got_lse - want_lse).abs() <= 1e-6 * want_lse.abs().max(4.0),
+                    "{place}: LSE {got_lse}, not {want_lse}"
+                );
             }
         }
-        let gaps = (0..out.len()).filter(|at| at % self.out_row / self.out_head >= Q_HEADS || at % self.out_row % self.out_head >= self.kernel.head_dim);
+        let gaps = (0..out.len())
+            .filter(|at| at % self.out_row / self.out_head >= Q_HEADS || at % self.out_row % self.out_head >= self.kernel.head_dim);
         assert!(gaps.map(|at| out[at]).all(f64::is_nan), "{:?} wrote between rows", self.kernel);
     }
 
@@ -170,7 +175,8 @@ impl Case {
             return self.read_f32(memory, address, count).into_iter().map(f64::from).collect();
         }
         let data = memory.read(address, 2 * count).unwrap();
-        let value = |&bits: &[u8; 2]| if self.kernel.dtype == 0 { bf16::from_le_bytes(bits).to_f64() } else { f16::from_le_bytes(bits).to_f64() };
+        let value =
+            |&bits: &[u8; 2]| if self.kernel.dtype == 0 { bf16::from_le_bytes(bits).to_f64() } else { f16::from_le_bytes(bits).to_f64() };
         data.as_chunks::<2>().0.iter().map(value).collect()
     }
 }
