@@ -158,7 +158,9 @@ impl Kernels {
             self.push(specialize::write(&shape.write_key(kv, arch))?);
         }
         for ragged in shape.raggedness() {
-            self.push(specialize::reduce(arch.name, shape.head_dim, shape.dtype.into(), ragged)?);
+            for threads in specialize::REDUCER_THREADS {
+                self.push(specialize::reduce(arch.name, shape.head_dim, shape.dtype.into(), ragged, threads)?);
+            }
             let rows = shape.max_batch * shape.rows_a_sequence();
             let buckets = std::iter::successors(Some(1_usize), |bucket| bucket.checked_mul(2)).take_while(|&bucket| bucket < 2 * rows);
             // A batch that no planner's block holds is planned on the host.
@@ -332,7 +334,7 @@ mod tests {
         let shape = Shape { query_lens: vec![1, 4], max_batch: 5, ..Shape::default() };
         let mut names = kernels(&shape, &Arch::gfx950());
         let ragged = names.iter().filter(|name| name.ends_with("_ragged")).count();
-        assert_eq!(ragged, 1 + 4, "{names:?}");
+        assert_eq!(ragged, 3 + 4, "{names:?}");
         names.retain(|name| !name.ends_with("_ragged"));
         names.dedup();
         let wanted = [
@@ -341,7 +343,8 @@ mod tests {
             "pa_bf16_d128_p128_m4",
             "pa_bf16_d128_p128_m4_direct",
             "pa_write_bf16_d128_p128_bf16_shuffled",
-            "pa_reduce_d128_bf16",
+            "pa_reduce_d128_bf16_t64",
+            "pa_reduce_d128_bf16_t1024",
             "pa_plan_r1_minmax",
             "pa_plan_r2_minmax",
             "pa_plan_r4_minmax",

@@ -6,7 +6,21 @@ macro_rules! embed {
 }
 
 /// Every file that an AMD kernel may include.
-pub(super) const AMD: &[(&str, &str)] = embed!["common/args.h", "common/records.h",];
+pub(super) const AMD: &[(&str, &str)] = embed! {
+    "amd/plan.hip",
+    "amd/reduce.hip",
+    "amd/write.hip",
+    "common/args.h",
+    "common/device.h",
+    "common/device_amd.h",
+    "common/device_nvidia.h",
+    "common/number.h",
+    "common/planner.h",
+    "common/quant.h",
+    "common/records.h",
+    "common/reduce.h",
+    "common/write.h",
+};
 
 /// Files that are compiled; the others are included by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
