@@ -249,6 +249,7 @@ impl Start<'_> {
             }
             self.barrier(&mut waves, &mut group, id)?;
         }
+        group.counters.longest_wave = waves.iter().map(|wave| wave.executed).max().unwrap_or(0);
         group.counters.add_executions(program, &group.executions);
         Ok(group.counters)
     }

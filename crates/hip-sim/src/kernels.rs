@@ -38,6 +38,7 @@ pub fn field(name: &str, field: &str) -> Option<u64> {
     Some(match field {
         "launches" => launches,
         "workgroups" => c.workgroups,
+        "longest_wave" => c.longest_wave,
         "instructions" => c.instructions(),
         "mfma" => c.mfma.values().sum(),
         "lds_accesses" => c.lds_accesses,

@@ -1,7 +1,7 @@
 //! Vector ALU instructions.
 
 use super::{Decoded, Decoder, EXEC_PAIR, VCC_PAIR, constant32, constant64, special};
-use crate::exec::lanes::{PackedOp, Ty, compare_op, packed_op, row_op, wide_op};
+use crate::exec::lanes::{PackedOp, Ty, compare_op, packed_op, row_op, saturating_op, saturating_packed_op, wide_op};
 use crate::float::{MiniFloat, Wide};
 use crate::mfma::{MfmaOp, Modifiers, Scale};
 use crate::operand::{Imm, Operand, Place, Regs, VGPR};
@@ -34,7 +34,7 @@ impl Decoder<'_> {
         if name.starts_with("v_cmp_") {
             return self.compare(name, false);
         }
-        if let Some(op) = row_op(name, self.arch) {
+        if let Some(op) = self.saturating(saturating_op).or_else(|| row_op(name, self.arch)) {
             let arity = op.f.arity() - usize::from(op.accumulates);
             let mut v = self.common(op.dst, &op.src[..arity], 1)?;
             if op.accumulates {
@@ -49,10 +49,19 @@ impl Decoder<'_> {
         if let Some(op) = wide_op(name, self.arch) {
             return Ok(Kind::Wide { op, v: self.common(op.dst, &op.src[..op.arity], 1)? });
         }
-        if let Some(op) = packed_op(name) {
+        if let Some(op) = self.saturating(saturating_packed_op).or_else(|| packed_op(name)) {
             return self.packed(op);
         }
         self.special_vector()
+    }
+
+    /// What `find` knows for an integer instruction with `clamp`, which is then done with.
+    fn saturating<T>(&mut self, find: fn(&str) -> Option<T>) -> Option<T> {
+        let found = find(self.name).filter(|_| self.parsed.has("clamp"));
+        if found.is_some() {
+            self.parsed.flag("clamp");
+        }
+        found
     }
 
     fn special_vector(&mut self) -> Result<Kind, String> {

@@ -370,6 +370,37 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
     Some(RowOp { keeps_half, ..found })
 }
 
+/// Integer instructions whose `clamp` saturates the result.
+pub fn saturating_op(name: &str) -> Option<RowOp> {
+    use Ty::*;
+    let op = |ty, f| Some(RowOp { dst: ty, src: [ty; 3], f, ..PLAIN });
+    match name {
+        "v_add_u32" => op(B32, row!(|a, b| a.saturating_add(b))),
+        "v_sub_u32" => op(B32, row!(|a, b| a.saturating_sub(b))),
+        "v_subrev_u32" => op(B32, row!(|a, b| b.saturating_sub(a))),
+        "v_add_i32" => op(B32, row!(|a, b| (a as i32).saturating_add(b as i32) as u32)),
+        "v_sub_i32" => op(B32, row!(|a, b| (a as i32).saturating_sub(b as i32) as u32)),
+        "v_add_u16" => op(B16, row!(|a, b| (a as u16).saturating_add(b as u16).into())),
+        "v_sub_u16" => op(B16, row!(|a, b| (a as u16).saturating_sub(b as u16).into())),
+        "v_subrev_u16" => op(B16, row!(|a, b| (b as u16).saturating_sub(a as u16).into())),
+        "v_add_i16" => op(B16, row!(|a, b| (a as i16).saturating_add(b as i16) as u16 as u32)),
+        "v_sub_i16" => op(B16, row!(|a, b| (a as i16).saturating_sub(b as i16) as u16 as u32)),
+        _ => None,
+    }
+}
+
+/// As [`saturating_op`], packed.
+pub fn saturating_packed_op(name: &str) -> Option<PackedOp> {
+    let int = |f| Some(PackedOp::Half { float: false, arity: 2, f });
+    match name {
+        "v_pk_add_u16" => int(|a, b, _| a.saturating_add(b)),
+        "v_pk_sub_u16" => int(|a, b, _| a.saturating_sub(b)),
+        "v_pk_add_i16" => int(|a, b, _| (a as i16).saturating_add(b as i16) as u16),
+        "v_pk_sub_i16" => int(|a, b, _| (a as i16).saturating_sub(b as i16) as u16),
+        _ => None,
+    }
+}
+
 /// The 8-bit format that a mnemonic means on an architecture.
 fn format(name: &str, arch: Arch) -> Option<MiniFloat> {
     if name.contains("fp8") {

@@ -1,0 +1,86 @@
+// What a specialization is: the compiler's -D macros as one struct of constants, and what follows from them.
+#pragma once
+
+#include "gcn.h"
+
+namespace pa {
+
+enum class Query { BF16, F16, F32 };
+enum class Scales { NONE, SCALAR, PER_TOKEN };
+enum class Layout { SHUFFLED, VLLM };
+
+struct Traits {
+    static_assert(PA_KV <= 2, "this tile reads BF16, F16 and FP8 caches");
+    static_assert(PA_LAYOUT <= 1, "this tile reads caches whose V lies along tokens");
+
+    static constexpr int HEAD_DIM = PA_HEAD_DIM;
+    static constexpr int PAGE = PA_PAGE;
+    static constexpr int GROUP = PA_GROUP;
+    static constexpr int M_TILES = PA_M_TILES;
+    static constexpr bool SINGLE_QUERY = PA_SINGLE_QUERY;
+    static constexpr Query QUERY = Query(PA_QUERY);
+    static constexpr Element KV = Element(PA_KV);
+    static constexpr Scales SCALES = Scales(PA_SCALES);
+    static constexpr Layout LAYOUT = Layout(PA_LAYOUT);
+    static constexpr bool PER_HEAD = PA_PER_HEAD;
+    static constexpr bool RAGGED = PA_RAGGED;
+    static constexpr bool WINDOW = PA_WINDOW;
+    static constexpr bool SOFTCAP = PA_SOFTCAP;
+    static constexpr bool DIRECT_OUTPUT = PA_DIRECT_OUTPUT;
+
+    // Tokens of a tile, its waves, and the tokens of one wave's scores in 16s.
+    static constexpr int TOKENS = 256;
+    static constexpr int WAVES = 4;
+    static constexpr int WAVE_TOKENS = TOKENS / WAVES;
+    static constexpr int SUBTILES = WAVE_TOKENS / 16;
+    static constexpr int ROWS = M_TILES * 16;
+
+    // Elements of a 16-byte unit; `multiply` sums over a step of four units.
+    static constexpr bool FP8 = KV == Element::FP8;
+    static constexpr int BYTES = FP8 ? 1 : 2;
+    static constexpr int UNIT = 16 / BYTES;
+    static constexpr int STEP = 4 * UNIT;
+    static constexpr bool PER_TOKEN = SCALES == Scales::PER_TOKEN;
+    static_assert(!PER_TOKEN || FP8, "per-token scales belong to an FP8 cache");
+    static_assert(PAGE % UNIT == 0 && HEAD_DIM % 64 == 0);
+
+    // K of a tile comes in chunks of dims, V in chunks of tokens: all of it where 128 registers hold it (and then the next K is loaded a
+    // tile ahead and V stays for all M-tiles), else 64 registers' worth at a time.
+    static constexpr int KEY_STEPS = HEAD_DIM / STEP;
+    static constexpr int KEY_STEP_REGISTERS = SUBTILES * 4;
+    static constexpr int KEY_CHUNK = KEY_STEPS * KEY_STEP_REGISTERS <= 128 ? KEY_STEPS : 64 / KEY_STEP_REGISTERS;
+    static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
+    static_assert(KEY_STEPS % KEY_CHUNK == 0);
+
+    static constexpr int WAVE_DIMS = HEAD_DIM / WAVES;
+    static constexpr int DIM_TILES = WAVE_DIMS / 16;
+    static constexpr int VALUE_STEPS = TOKENS / STEP;
+    static constexpr int VALUE_STEP_REGISTERS = DIM_TILES * 4;
+    static constexpr int VALUE_CHUNK = VALUE_STEPS * VALUE_STEP_REGISTERS <= 128 ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
+    static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
+    static_assert(VALUE_STEPS % VALUE_CHUNK == 0);
+
+    // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
+    static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
+    static constexpr int QUERY_PARTS = SPLIT_QUERY ? 2 : 1;
+    // Rows of Q are scaled into the range of FP8, or of an F16 cache where Q is not F16.
+    static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
+    // Q as operands stays in registers where few hold it.
+    static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
+    static constexpr bool QUERY_RESIDENT = QUERY_REGISTERS <= 32;
+
+    // FP8 P is p times this power of two, so that 1 is near the top of the format.
+#if defined(__gfx950__)
+    static constexpr int P_EXPONENT = FP8 ? 8 : 0;
+#else
+    static constexpr int P_EXPONENT = FP8 ? 7 : 0;
+#endif
+
+    // Two workgroups a CU where the registers of one allow it.
+    static constexpr int HELD_REGISTERS = KEY_CHUNK * KEY_STEP_REGISTERS * (KEY_CHUNKS > 1 ? 2 : 1) +
+                                          VALUE_CHUNK * VALUE_STEP_REGISTERS * (VALUE_CHUNKS > 1 ? 2 : 1) +
+                                          M_TILES * (DIM_TILES + SUBTILES) * 4 + (QUERY_RESIDENT ? QUERY_REGISTERS : 16);
+    static constexpr int WAVES_PER_EU = HELD_REGISTERS <= 192 ? 2 : 1;
+};
+
+}  // namespace pa
