@@ -7,8 +7,19 @@ macro_rules! embed {
 
 /// Every file that an AMD kernel may include.
 pub(super) const AMD: &[(&str, &str)] = embed! {
+    "amd/epilogue.h",
+    "amd/gcn.h",
+    "amd/gemm.h",
+    "amd/lds.h",
+    "amd/pages.h",
+    "amd/pipeline.h",
     "amd/plan.hip",
+    "amd/query.h",
     "amd/reduce.hip",
+    "amd/softmax.h",
+    "amd/task.h",
+    "amd/tile.hip",
+    "amd/traits.h",
     "amd/write.hip",
     "common/args.h",
     "common/device.h",
