@@ -190,5 +190,5 @@ fn writes_and_reducers_have_names_and_macros() {
 
     let reduce = specialize::reduce(ArchName::Gfx950, 256, DType::F16, true, 256).unwrap();
     assert_eq!((reduce.source, reduce.kernel.as_str()), (Source::Reduce, "pa_reduce_d256_f16_t256_ragged"));
-    assert_eq!(["PA_HEAD_DIM", "PA_QUERY", "PA_THREADS", "PA_RAGGED"].map(|name| define(&reduce, name)), ["256", "1", "256", "1"]);
+    assert_eq!(["PA_HEAD_DIM", "PA_QUERY", "PA_RAGGED", "PA_THREADS"].map(|name| define(&reduce, name)), ["256", "1", "1", "256"]);
 }

@@ -6,7 +6,7 @@ macro_rules! embed {
 }
 
 /// Every file that an AMD kernel may include.
-pub(super) const AMD: &[(&str, &str)] = embed![
+pub(super) const AMD: &[(&str, &str)] = embed! {
     "amd/epilogue.h",
     "amd/gcn.h",
     "amd/gemm.h",
@@ -31,7 +31,7 @@ pub(super) const AMD: &[(&str, &str)] = embed![
     "common/records.h",
     "common/reduce.h",
     "common/write.h",
-];
+};
 
 /// Files that are compiled; the others are included by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

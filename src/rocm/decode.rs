@@ -295,7 +295,7 @@ impl Decode {
                 };
                 let shape = launch::reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
                 let (arch, ragged) = (device.arch().name, query_start.is_some());
-                let spec = specialize::reduce(arch, shapes.dims.head_dim, shapes.q_dtype, ragged, shape.threads)?;
+                let spec = specialize::reduce(arch, shapes.dims.head_dim, shapes.q_dtype, ragged, shape.threads as usize)?;
                 let kernel = device.kernel(&spec)?;
                 // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
                 Some(unsafe { Launch::new(device, kernel, shape, args) }?)
