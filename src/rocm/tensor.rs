@@ -146,7 +146,10 @@ impl RocmTensor {
 
     /// `length` of dimension `dim` from `start` on: a view.
     pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
-        Ok(self.with_layout(self.layout.narrow(dim, start, length)?))
+        match self.dims().get(dim) {
+            Some(of) if start <= *of && length <= of - start => Ok(self.with_layout(self.layout.narrow(dim, start, length)?)),
+            _ => bail!("rocm: narrow: {length} of dimension {dim} from {start} on, of a tensor of {:?}", self.dims()),
+        }
     }
 
     /// Index `index` of dimension `dim`, which goes: a view.
