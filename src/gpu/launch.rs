@@ -17,7 +17,14 @@ const IN_FLIGHT: usize = 8;
 
 /// The reducer's launch for `sequences` of at most `query_len` rows. Its threads (the specialization's PA_THREADS) are enough to have all tasks
 /// of a plan row of average length in flight at once: that depends on the plan's sizes alone, so a captured graph stays right.
-pub(crate) fn reducer(head_dim: usize, query_len: usize, q_heads: usize, sequences: usize, capacity: usize, plan_rows: usize) -> LaunchShape {
+pub(crate) fn reducer(
+    head_dim: usize,
+    query_len: usize,
+    q_heads: usize,
+    sequences: usize,
+    capacity: usize,
+    plan_rows: usize,
+) -> LaunchShape {
     let chunk = [256, 128, 64].into_iter().find(|chunk| head_dim.is_multiple_of(*chunk)).unwrap_or(64);
     let tasks = capacity.div_ceil(plan_rows.max(1));
     let enough = |threads: &usize| threads / (chunk / 4) * IN_FLIGHT >= tasks;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
+use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 use super::device::RocmDevice;
 use super::storage::RocmStorage;
@@ -49,6 +49,11 @@ impl RocmTensor {
         let new = Self::empty(tensor.shape(), tensor.dtype(), device)?;
         new.copy_from(tensor)?;
         Ok(new)
+    }
+
+    /// `values` in `shape`. Enqueued.
+    pub fn from_slice<T: WithDType>(values: &[T], shape: impl Into<Shape>, device: &RocmDevice) -> Result<Self> {
+        Self::from_tensor(&Tensor::from_slice(values, shape.into(), &Device::Cpu)?, device)
     }
 
     /// Overwrites the values with those of a candle CPU tensor of the same shape and dtype. This tensor is contiguous. Enqueued; a graph replayed
