@@ -1,5 +1,6 @@
 //! A GPU: its stream, memory and kernels.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -224,15 +225,8 @@ impl fmt::Debug for RocmDevice {
 }
 
 impl Inner {
-    /// Enqueues a copy, which may be captured: between two places of the device.
-    pub fn copy(
-        &self,
-        what: &str,
-        to: *mut std::ffi::c_void,
-        from: *const std::ffi::c_void,
-        bytes: usize,
-        kind: hipMemcpyKind,
-    ) -> Result<()> {
+    /// Enqueues a copy.
+    pub fn copy(&self, what: &str, to: *mut c_void, from: *const c_void, bytes: usize, kind: hipMemcpyKind) -> Result<()> {
         self.stream.enqueue(what, |stream| {
             // SAFETY: callers in this module give ranges inside allocations that live until the stream has passed this.
             let result = unsafe { self.context.enter()?.hipMemcpyAsync(to, from, bytes, kind, stream) };
@@ -240,19 +234,6 @@ impl Inner {
         })?;
         self.counts.copies.fetch_add(1, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// [`Inner::copy`] for host memory, which a graph cannot hold.
-    pub fn copy_eagerly(
-        &self,
-        what: &str,
-        to: *mut std::ffi::c_void,
-        from: *const std::ffi::c_void,
-        bytes: usize,
-        kind: hipMemcpyKind,
-    ) -> Result<()> {
-        self.stream.refuse_capture(what)?;
-        self.copy(what, to, from, bytes, kind)
     }
 
     /// Destroys a graph that nobody has any more: now, or after the capture that is going on.

@@ -31,7 +31,7 @@
 //!   `hipMalloc: out of memory (hipErrorOutOfMemory, 2), asked for 4096 bytes on device 0 (gfx950)`. Out of memory comes after the pool has given
 //!   back all it kept. The call after a failed one works, unless the device is lost:
 //! - a device that is lost (a kernel touched memory that is not there, or failed otherwise): that first error, for this call and every later one.
-//!   Nothing in the process can bring the device back; a new process can.
+//!   Nothing in the process can bring the device back; a new process can. (For some faults ROCm itself ends the process.)
 //! - what a graph cannot hold, while one is captured: uploads, downloads, waiting, loading a kernel, memory that the pool has not; see
 //!   [`RocmDevice::capture`].
 //!

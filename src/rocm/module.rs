@@ -133,7 +133,8 @@ impl RocmDevice {
             Ok((function, [lds_bytes, scratch_bytes, registers, max_threads])) => {
                 inner.modules.keep(Module(module));
                 let device = Arc::downgrade(inner);
-                let max_threads = u32::try_from(max_threads).unwrap_or(u32::MAX);
+                // A runtime that does not tell leaves the hardware's limit.
+                let max_threads = u32::try_from(max_threads).ok().filter(|threads| *threads > 0).unwrap_or(1024);
                 let loaded = Loaded { name: name.into(), function, device, max_threads, lds_bytes, scratch_bytes, registers };
                 Ok(Kernel { loaded: Arc::new(loaded) })
             }

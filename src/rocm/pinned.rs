@@ -161,8 +161,8 @@ impl Upload {
 }
 
 impl RocmDevice {
-    /// Copies `parts` to new device memory, each at a multiple of 256 bytes: one copy, enqueued; the host's data is free to go when this
-    /// returns. Not while a graph is captured.
+    /// Copies `parts` to new device memory, each at a multiple of 256 bytes: in one copy (up to 32 MiB), enqueued; the host's data is free to go
+    /// when this returns. Not while a graph is captured.
     pub fn upload(&self, parts: &[&[u8]]) -> Result<Upload> {
         let mut end = 0usize;
         let offsets = parts.iter().map(|part| {
@@ -173,11 +173,15 @@ impl RocmDevice {
         let offsets: Vec<usize> = offsets.collect();
         self.inner.stream.refuse_capture("uploading host data")?;
         let storage = RocmStorage::new(self, end)?;
-        self.write(&storage, 0, end, |bytes| {
-            for (part, offset) in parts.iter().zip(&offsets) {
-                bytes[*offset..][..part.len()].copy_from_slice(part);
-            }
-        })?;
+        if end <= PIECE {
+            self.write(&storage, 0, end, |bytes| {
+                for (part, offset) in parts.iter().zip(&offsets) {
+                    bytes[*offset..][..part.len()].copy_from_slice(part);
+                }
+            })?;
+        } else {
+            parts.iter().zip(&offsets).try_for_each(|(part, offset)| self.write_bytes(&storage, *offset, part))?;
+        }
         Ok(Upload { storage: Arc::new(storage), offsets })
     }
 
@@ -202,21 +206,27 @@ impl RocmDevice {
         // written before; any byte is a valid u8.
         fill(unsafe { std::slice::from_raw_parts_mut(buffer.pointer.cast::<u8>(), bytes) });
         let to = (storage.address() + offset as u64) as *mut c_void;
-        let copied = inner.copy_eagerly("upload", to, buffer.pointer, bytes, hipMemcpyKind::hipMemcpyHostToDevice);
-        let result = copied.and_then(|()| {
+        let context = &inner.context;
+        let result = inner.stream.enqueue_eagerly("upload", |stream| {
+            let hip = context.enter()?;
+            // SAFETY: both ranges are inside allocations, which live until the copy is done: the device's by the stream's order, the host's by
+            // the buffer's state.
+            let copied = unsafe { hip.hipMemcpyAsync(to, buffer.pointer, bytes, hipMemcpyKind::hipMemcpyHostToDevice, stream) };
+            context.check(copied, format_args!("upload of {bytes} bytes"))?;
             buffer.state = State::Unknown;
-            let recorded = inner.stream.enqueue_eagerly("upload", |stream| {
-                // SAFETY: event and stream are alive.
-                inner.context.check(unsafe { inner.context.enter()?.hipEventRecord(buffer.event, stream) }, "")
-            });
-            // Without its event the copy's end shows only in the stream's.
-            match recorded {
-                Ok(()) => buffer.state = State::InFlight,
-                Err(_) if inner.stream.synchronize(&inner.context).is_ok() => buffer.state = State::Idle,
-                Err(_) => {}
-            }
-            recorded
+            // SAFETY: event and stream are alive.
+            context.check(unsafe { hip.hipEventRecord(buffer.event, stream) }, "")?;
+            buffer.state = State::InFlight;
+            Ok(())
         });
+        match buffer.state {
+            State::InFlight => {
+                inner.counts.copies.fetch_add(1, Ordering::Relaxed);
+            }
+            // Without its event the copy's end shows only in the stream's.
+            State::Unknown if inner.stream.synchronize(context).is_ok() => buffer.state = State::Idle,
+            State::Unknown | State::Idle => {}
+        }
         inner.staging.put(buffer);
         result
     }
@@ -237,7 +247,7 @@ impl RocmDevice {
         let inner = &self.inner;
         let mut buffer = inner.staging.take(inner, bytes)?;
         let from = (storage.address() + offset as u64) as *const c_void;
-        let copied = inner.copy_eagerly("download", buffer.pointer, from, bytes, hipMemcpyKind::hipMemcpyDeviceToHost);
+        let copied = inner.copy("download", buffer.pointer, from, bytes, hipMemcpyKind::hipMemcpyDeviceToHost);
         let result = copied.and_then(|()| {
             buffer.state = State::Unknown;
             self.synchronize()?;

@@ -117,8 +117,9 @@ impl Pool {
             Some(block) => block,
             None if capturing => bail!(
                 "rocm: the pool of {} has no free block of {size} bytes, and none can be allocated while a graph is being captured: make the same \
-                 calls once before the capture",
-                context.name
+                 calls once before the capture (the pool keeps at most {} bytes: DeviceSettings::pool_cap_bytes)",
+                context.name,
+                self.cap
             ),
             None => (self.allocate(context, size)?, size),
         };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
+use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 use super::device::RocmDevice;
 use super::storage::RocmStorage;
@@ -50,6 +50,11 @@ impl RocmTensor {
         let new = Self::empty(tensor.shape(), tensor.dtype(), device)?;
         new.copy_from(tensor)?;
         Ok(new)
+    }
+
+    /// `values` in `shape`. Enqueued.
+    pub fn from_slice<T: WithDType>(values: &[T], shape: impl Into<Shape>, device: &RocmDevice) -> Result<Self> {
+        Self::from_tensor(&Tensor::from_slice(values, shape.into(), &Device::Cpu)?, device)
     }
 
     /// Overwrites the values with those of a candle CPU tensor of the same shape and dtype. This tensor is contiguous. Enqueued; a graph replayed
@@ -147,7 +152,10 @@ impl RocmTensor {
 
     /// `length` of dimension `dim` from `start` on: a view.
     pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
-        Ok(self.with_layout(self.layout.narrow(dim, start, length)?))
+        match self.dims().get(dim) {
+            Some(of) if start <= *of && length <= of - start => Ok(self.with_layout(self.layout.narrow(dim, start, length)?)),
+            _ => bail!("rocm: narrow: {length} of dimension {dim} from {start} on, of a tensor of {:?}", self.dims()),
+        }
     }
 
     /// Index `index` of dimension `dim`, which goes: a view.

@@ -137,6 +137,51 @@ fn every_call_may_fail_once() {
     }
 }
 
+/// Says `times` times that the copy from a pinned buffer is not done.
+fn keep_busy(simulator: &Simulator, times: u64) {
+    for nth in 1..=times {
+        // hipErrorNotReady.
+        simulator.fail("hipEventQuery", nth, 600);
+    }
+}
+
+#[test]
+fn a_wait_for_a_pinned_buffer_may_fail_too() -> Result<()> {
+    let _alone = alone();
+    let Some(simulator) = simulator() else { return Ok(()) };
+    let device = device();
+    let data = vec![3; 30 << 20];
+    simulator.clear();
+    keep_busy(simulator, 100);
+    // As many as are kept pinned.
+    (0..8).try_for_each(|_| device.upload(&[&data]).map(|_| ()))?;
+    assert_eq!((simulator.count("host_bytes"), device.counts().synchronizations), (256 << 20, 0));
+    device.upload(&[&data])?;
+    assert_eq!((simulator.count("host_bytes"), device.counts().synchronizations), (256 << 20, 1));
+    simulator.clear();
+    keep_busy(simulator, 100);
+    simulator.fail("hipEventSynchronize", 1, 0);
+    assert_error(device.upload(&[&data]), &["hipEventSynchronize: unknown error (hipErrorUnknown, 999) on device 0"]);
+    let upload = device.upload(&[&data])?;
+    simulator.clear();
+    assert!(upload.tensor(0, data.len(), DType::U8)?.to_tensor()?.to_vec1::<u8>()? == data);
+    drop((upload, device));
+    assert_eq!(simulator.count("host_bytes"), 0);
+    Ok(())
+}
+
+#[test]
+fn out_of_memory_is_told_when_the_rest_cannot_be_asked_either() {
+    let _alone = alone();
+    let Some(simulator) = simulator() else { return };
+    let device = device();
+    simulator.clear();
+    simulator.fail("hipMalloc", 1, 0);
+    simulator.fail("hipMemGetInfo", 1, 0);
+    assert_error(device.alloc(4096), &["hipMalloc: out of memory (hipErrorOutOfMemory, 2), asked for 4096 bytes on device 0"]);
+    simulator.clear();
+}
+
 #[test]
 fn every_call_may_lose_the_device() {
     let _alone = alone();

@@ -174,6 +174,13 @@ fn an_upload_is_one_copy_with_every_part_at_a_multiple_of_256_bytes() -> Result<
     assert_error(upload.address(5), &["no part 5 of 5"]);
     assert_error(upload.tensor(4, 70_001, DType::U8), &["70001 bytes"]);
     assert_eq!(device.upload(&[])?.storage().address(), 0);
+    let large = [vec![5; 20 << 20], vec![6; 20 << 20]];
+    let upload = device.upload(&[&large[0], &large[1]])?;
+    for (i, part) in large.iter().enumerate() {
+        assert!(upload.tensor(i, part.len(), DType::U8)?.to_tensor()?.to_vec1::<u8>()? == *part);
+    }
+    let slice = RocmTensor::from_slice(&[1u32, 2, 3, 4], (2, 2), &device)?;
+    assert_eq!(slice.to_tensor()?.to_vec2::<u32>()?, [[1, 2], [3, 4]]);
     Ok(())
 }
 
