@@ -167,6 +167,8 @@ fn a_pools_steps_are_the_cpus() -> Result<()> {
     };
     let prompts = [pool.append(a, &(0..37).collect::<Vec<_>>())?, pool.append(b, &(100..103).collect::<Vec<_>>())?];
     attend(&pool.batch(&[(a, &prompts[0]), (b, &prompts[1])], cpu)?)?;
+    pool.commit(a)?;
+    pool.commit(b)?;
     let fork = pool.fork(a)?;
     for step in 0..3 {
         let appends = [a, b, fork].map(|sequence| pool.append(sequence, &[step]).unwrap());
@@ -175,6 +177,7 @@ fn a_pools_steps_are_the_cpus() -> Result<()> {
             there.copy_pages(&append.copies)?;
         }
         attend(&pool.batch(&[(fork, &appends[2]), (a, &appends[0]), (b, &appends[1])], cpu)?)?;
+        [a, b, fork].into_iter().try_for_each(|sequence| pool.commit(sequence))?;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ fn kinds() -> Vec<(KvDtype, Quantization, f64)> {
         (KvDtype::F16, Quantization::None, 0.0),
         (KvDtype::Fp8, Quantization::None, 0.0),
         (KvDtype::Fp8, Quantization::Scalar { k: 0.05, v: 0.03 }, 0.0),
-        (KvDtype::Fp8, Quantization::PerToken, if is_gfx950() { 0.0 } else { 1.0 / 15.0 }),
+        (KvDtype::Fp8, Quantization::PerToken, if is_gfx950() { 0.0 } else { 1.0 / 8.0 }),
     ];
     if is_gfx950() {
         kinds.push((KvDtype::Mxfp4, Quantization::Block, 0.0));
