@@ -4,4 +4,6 @@
 mod append;
 mod cache;
 mod cases;
+mod device;
+mod graphs;
 mod support;

@@ -4,8 +4,8 @@ use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::quant::fp8::{FNUZ_SCALE_FACTOR, ocp_to_fnuz};
 use candle_paged_attn::registry::ArchName;
-use candle_paged_attn::rocm::{self, RocmDevice};
-use candle_paged_attn::{AppendAndAttend, KvScale};
+use candle_paged_attn::rocm::{self, PlanShape, RocmDevice, RocmOptions, RocmTensor};
+use candle_paged_attn::{AppendAndAttend, KvScale, PlanChoice};
 use float8::F8E4M3;
 use once_cell::sync::Lazy;
 use testkit::cases::{Case, CaseSpec, Scales};
@@ -138,4 +138,100 @@ pub fn as_fnuz(codes: &Tensor) -> Result<Tensor> {
     let start = layout.start_offset();
     let values = values[start..start + codes.elem_count()].iter().map(|code| F8E4M3::from_bits(ocp_to_fnuz(code.to_bits())));
     Tensor::from_vec(values.collect::<Vec<_>>(), codes.shape(), &Device::Cpu)
+}
+
+/// A case's tensors on a device.
+#[derive(Clone)]
+pub struct OnDevice {
+    pub q: RocmTensor,
+    pub key: RocmTensor,
+    pub value: RocmTensor,
+    pub block_tables: RocmTensor,
+    pub context_lens: RocmTensor,
+    pub options: RocmOptions,
+}
+
+impl OnDevice {
+    /// K and V in the device's FP8; where the case has them as views of one tensor, they are so there too. Nothing is validated.
+    pub fn new(case: &Case, device: &RocmDevice) -> Result<Self> {
+        let fnuz = !is_gfx950() && case.spec.kv_dtype == KvDtype::Fp8;
+        let up = |tensor: &Tensor| RocmTensor::from_tensor(tensor, device);
+        let stored = |tensor: &Tensor| if fnuz { as_fnuz(tensor) } else { Ok(tensor.clone()) };
+        let factor = if fnuz { FNUZ_SCALE_FACTOR } else { 1.0 };
+        let scale = |scale: &KvScale| -> Result<KvScale<RocmTensor>> {
+            Ok(match scale {
+                KvScale::None if fnuz => KvScale::Scalar(factor),
+                KvScale::None => KvScale::None,
+                KvScale::Scalar(value) => KvScale::Scalar(value * factor),
+                KvScale::Tensor(tensor) if tensor.dtype() == DType::F32 => KvScale::Tensor(up(&(tensor * f64::from(factor))?)?),
+                KvScale::Tensor(tensor) => KvScale::Tensor(up(tensor)?),
+            })
+        };
+        let (key, value) = match case.spec.page_strided && case.key_cache.dims() == case.value_cache.dims() {
+            true => {
+                let both = up(&Tensor::stack(&[stored(&case.key_cache)?, stored(&case.value_cache)?], 1)?)?;
+                (both.narrow(1, 0, 1)?.squeeze(1)?, both.narrow(1, 1, 1)?.squeeze(1)?)
+            }
+            false => (up(&stored(&case.key_cache)?)?, up(&stored(&case.value_cache)?)?),
+        };
+        let options = &case.options;
+        Ok(Self {
+            q: up(&case.q)?,
+            key,
+            value,
+            block_tables: up(&case.block_tables)?,
+            context_lens: up(&case.context_lens)?,
+            options: RocmOptions {
+                softmax_scale: options.softmax_scale,
+                window: options.window,
+                softcap: options.softcap,
+                sinks: options.sinks.as_ref().map(up).transpose()?,
+                k_scale: scale(&options.k_scale)?,
+                v_scale: scale(&options.v_scale)?,
+                layout: options.layout,
+                query_start: options.query_start.as_ref().map(up).transpose()?,
+                max_query_len: None,
+                plan: if case.spec.plan_free { PlanChoice::Free } else { PlanChoice::Default },
+                max_partitions: options.max_partitions,
+                workgroup_budget: options.workgroup_budget,
+                validate: false,
+            },
+        })
+    }
+
+    pub fn decode(&self) -> Result<RocmTensor> {
+        rocm::decode(&self.q, &self.key, &self.value, &self.block_tables, &self.context_lens, &self.options)
+    }
+
+    pub fn decode_with_lse(&self) -> Result<(RocmTensor, RocmTensor)> {
+        rocm::decode_with_lse(&self.q, &self.key, &self.value, &self.block_tables, &self.context_lens, &self.options)
+    }
+
+    pub fn decode_into(&self, out: &RocmTensor, lse: Option<&RocmTensor>) -> Result<()> {
+        rocm::decode_into(out, lse, &self.q, &self.key, &self.value, &self.block_tables, &self.context_lens, &self.options)
+    }
+
+    /// What a plan for it is made for.
+    pub fn plan_shape(&self, case: &Case) -> PlanShape {
+        let spec = &case.spec;
+        PlanShape {
+            batch: spec.lens.len(),
+            q_heads: spec.group * spec.kv_heads,
+            kv_heads: spec.kv_heads,
+            per_head_tables: spec.per_head,
+            query_len: if spec.query_lens.len() > 1 { self.options.max_query_len.unwrap_or(self.q.dims()[0]) } else { spec.query_lens[0] },
+            ragged: spec.query_lens.len() > 1,
+            window: spec.window,
+            max_partitions: spec.max_partitions,
+            workgroup_budget: spec.workgroup_budget,
+        }
+    }
+}
+
+/// Whether `result` is an error that names every fragment.
+#[track_caller]
+pub fn refuses<T>(result: Result<T>, fragments: &[&str]) {
+    let Err(error) = result else { panic!("no error, where one with {fragments:?} was due") };
+    let message = error.to_string();
+    fragments.iter().for_each(|fragment| assert!(message.contains(fragment), "{message:?} does not name {fragment:?}"));
 }
