@@ -6,22 +6,22 @@
 namespace pa {
 
 enum class Query { BF16, F16, F32 };
-enum class Scales { NONE, SCALAR, PER_TOKEN };
-enum class Layout { SHUFFLED, VLLM };
+enum class Scales { NONE, SCALAR, PER_TOKEN, BLOCK };
+enum class Layout { SHUFFLED, VLLM, NHD, HND };
 
 struct Traits {
-    static_assert(PA_KV <= 2, "this tile reads BF16, F16 and FP8 caches");
-    static_assert(PA_LAYOUT <= 1, "this tile reads caches whose V lies along tokens");
-
     static constexpr int HEAD_DIM = PA_HEAD_DIM;
     static constexpr int PAGE = PA_PAGE;
     static constexpr int GROUP = PA_GROUP;
     static constexpr int M_TILES = PA_M_TILES;
     static constexpr bool SINGLE_QUERY = PA_SINGLE_QUERY;
     static constexpr Query QUERY = Query(PA_QUERY);
-    static constexpr Element KV = Element(PA_KV);
+    // What is multiplied: what the cache stores, but BF16 for an MXFP4 cache.
+    static constexpr bool MXFP4 = PA_KV == 3;
+    static constexpr Element KV = MXFP4 ? Element::BF16 : Element(PA_KV);
     static constexpr Scales SCALES = Scales(PA_SCALES);
     static constexpr Layout LAYOUT = Layout(PA_LAYOUT);
+    static_assert(MXFP4 == (LAYOUT == Layout::NHD || LAYOUT == Layout::HND), "V lies along tokens, but along dims in an MXFP4 cache");
     static constexpr bool PER_HEAD = PA_PER_HEAD;
     static constexpr bool RAGGED = PA_RAGGED;
     static constexpr bool WINDOW = PA_WINDOW;
