@@ -82,9 +82,7 @@ pub fn div_fixup(quotient: f32, denominator: f32, numerator: f32) -> f32 {
         f32::NAN
     } else if denominator == 0.0 || numerator.is_infinite() {
         signed(f32::INFINITY)
-    } else if denominator.is_infinite() || numerator == 0.0 {
-        signed(0.0)
-    } else if exponent(numerator) - exponent(denominator) < -150 {
+    } else if denominator.is_infinite() || numerator == 0.0 || exponent(numerator) - exponent(denominator) < -150 {
         signed(0.0)
     } else if quotient.is_nan() {
         // What overflowed on the way.
