@@ -8,3 +8,5 @@ mod call;
 mod compile;
 #[path = "amd_mxfp4/cases.rs"]
 mod cases;
+#[path = "amd_mxfp4/counts.rs"]
+mod counts;

@@ -41,6 +41,7 @@ struct Mxfp4Pipeline {
     const Mxfp4Lds<T> lds;
     u32x4 held[T::QUERY_PARTS][T::M_TILES][QUERY_HELD ? STEPS : 1];
     RowStates<T> rows;
+    WavePages<T> pages, next;
     PackedKeys<T> keys;
     PackedValues<T> values;
     u32x4 p[T::M_TILES][2];
@@ -72,37 +73,56 @@ struct Mxfp4Pipeline {
     PA_DEVICE int end_tile() const { return task.end_tile - ((task.end_tile - 1) * T::TOKENS + wave() * T::WAVE_TOKENS >= task.context); }
 
     PA_DEVICE void run() {
-        const int first = first_tile(), end = end_tile(), head = task.rows.head;
-        if (first >= end) return;
-        WavePages<T> pages, next;
-        pages.load(call, task, first);
-        keys.load_part(call, pages, head, 0);
-        values.load_part(call, pages, head, 0);
-        next.load(call, task, first + 1);
-        for (int tile = first; tile < end; tile++) {
-            const bool more = tile + 1 < end;
-            Scores<T> scores = {};
-            PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
-                add_products(scores, part);
-                pin();
-                if (part + 1 < M::PARTS) keys.load_part(call, pages, head, part + 1);
-            }
-            if (more) keys.load_part(call, next, head, 0);
+        int tile = first_tile();
+        const int end = end_tile();
+        if (tile >= end) return;
+        pages.load(call, task, tile);
+        keys.load_part(call, pages, task.rows.head, 0);
+        pin();
+        values.load_part(call, pages, task.rows.head, 0);
+        next.load(call, task, tile + 1);
+        pin();
+        if constexpr (M::LARGE) {
+            for (; tile < end; tile++) step(tile, tile + 1 < end, true, true);
+        } else {
+            // The last tile apart, so that the compiler knows in either code what is in flight. It costs registers.
+            for (; tile < end - 1; tile++) step(tile, true, T::WINDOW || !T::SINGLE_QUERY, T::WINDOW);
+            step(tile, false, true, true);
+        }
+    }
+
+    // `more`: another tile follows. Masks are asked for only where a tile may need them.
+    PA_DEVICE void step(int tile, bool more, bool masks_scores, bool masks_values) {
+        const int head = task.rows.head;
+        Scores<T> scores = {};
+        PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
+            add_products(scores, part);
             pin();
-            scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
-            if (task.masks_scores(tile)) mask_scores(scores, rows, tile);
-            PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
-            PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
-#if !defined(PA_TEST_NO_V_MASK)
-                if (task.masks_values(tile)) values.mask(task, pages);
+            if (part + 1 < M::PARTS) keys.load_part(call, pages, head, part + 1);
+        }
+        WavePages<T> after;
+        if (more) {
+            keys.load_part(call, next, head, 0);
+            after.load(call, task, tile + 2);
+        }
+        pin();
+        scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
+        if (masks_scores && task.masks_scores(tile)) mask_scores(scores, rows, tile);
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
+        PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
+#if defined(PA_TEST_NO_V_MASK)
+            masks_values = false;
 #endif
-                add_values(part);
-                pin();
-                if (part + 1 < M::PARTS) values.load_part(call, pages, head, part + 1);
-            }
-            if (more) values.load_part(call, next, head, 0);
+            if (masks_values && task.masks_values(tile)) values.mask(task, pages);
+            add_values(part);
+            pin();
+            if (part + 1 < M::PARTS) values.load_part(call, pages, head, part + 1);
+        }
+        if (more) {
+            values.load_part(call, next, head, 0);
             pages = next;
-            next.load(call, task, tile + 2);
+            next = after;
+            pin();
         }
     }
 
@@ -119,6 +139,7 @@ struct Mxfp4Pipeline {
                         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
                             scores.of[m][sub] = multiply<T::KV>(k[sub], q, scores.of[m][sub]);
                     }
+                if (M::LARGE) pin();
             }
         }
     }
@@ -148,24 +169,26 @@ struct Mxfp4Pipeline {
         }
     }
 
+    // O += P V, a word of V after the other: while one is on its way from LDS, the next is converted.
     PA_DEVICE void add_values(int part) {
+        constexpr int WORDS = M::HELD * M::WORDS;
         const ValueRows<T> staged = lds.values();
-        PA_UNROLL for (int unit = 0; unit < M::HELD; unit++) {
-            float scale[4];
-            PA_UNROLL for (int token = 0; token < 4; token++) scale[token] = block_scale(values.scale[token][unit]);
-            PA_UNROLL for (int word = 0; word < M::WORDS; word++) {
-                staged.put(values, scale, unit, word, word % 2);
-                wave_fence();
-                PA_UNROLL for (int i = 0; i < 2; i++)
-                    PA_UNROLL for (int step = 0; step < 2; step++) {
-                        const u32x4 v = staged.get(word % 2, i, step);
-                        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-                            f32x4 &o = output[m][part * M::HELD + unit][word][i];
-                            o = multiply<T::KV>(v, p[m][step], o);
-                        }
+        staged.put(values, 0, 0, 0);
+        PA_UNROLL for (int word = 0; word < WORDS; word++) {
+            wave_fence();
+            const auto v = staged.get(word % 2);
+            wave_fence();
+            if (!M::LARGE && word + 1 < WORDS) staged.put(values, (word + 1) / M::WORDS, (word + 1) % M::WORDS, (word + 1) % 2);
+            PA_UNROLL for (int i = 0; i < 2; i++)
+                PA_UNROLL for (int step = 0; step < 2; step++)
+                    PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+                        f32x4 &o = output[m][part * M::HELD + word / M::WORDS][word % M::WORDS][i];
+                        o = multiply<T::KV>(v.of[i][step], p[m][step], o);
                     }
-            }
+            pin();
+            if (M::LARGE && word + 1 < WORDS) staged.put(values, (word + 1) / M::WORDS, (word + 1) % M::WORDS, (word + 1) % 2);
         }
+        wave_fence();
     }
 
     // Merges the waves' results, M-tile by M-tile and unit by unit, and stores them.
