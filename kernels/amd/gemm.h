@@ -72,21 +72,21 @@ struct Values {
 // Q as operands: from LDS, or held in registers for the whole task where few do.
 template <class T>
 struct QueryOperands {
-    static constexpr int HELD = T::QUERY_RESIDENT ? T::KEY_STEPS : 1;
+    static constexpr int HELD = T::QUERY_HELD ? T::KEY_STEPS : 1;
     u32x4 held[T::QUERY_PARTS][T::M_TILES][HELD];
 
     static PA_DEVICE u32x4 read(const Lds<T> &lds, int part, int m, int step) {
         return lds.template query<u32x4>(part, m * 16 + lane() % 16, (step * 4 + lane() / 16) * 16);
     }
     PA_DEVICE void hold(const Lds<T> &lds) {
-        if constexpr (T::QUERY_RESIDENT) {
+        if constexpr (T::QUERY_HELD) {
             PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++)
                 PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
                     PA_UNROLL for (int step = 0; step < T::KEY_STEPS; step++) held[part][m][step] = read(lds, part, m, step);
         }
     }
     PA_DEVICE u32x4 get(const Lds<T> &lds, int part, int m, int step) const {
-        if constexpr (T::QUERY_RESIDENT) return held[part][m][step];
+        if constexpr (T::QUERY_HELD) return held[part][m][step];
         return read(lds, part, m, step);
     }
 };

@@ -6,22 +6,22 @@
 namespace pa {
 
 enum class Query { BF16, F16, F32 };
-enum class Scales { NONE, SCALAR, PER_TOKEN };
-enum class Layout { SHUFFLED, VLLM };
+enum class Scales { NONE, SCALAR, PER_TOKEN, BLOCK };
+enum class Layout { SHUFFLED, VLLM, NHD, HND };
 
 struct Traits {
-    static_assert(PA_KV <= 2, "this tile reads BF16, F16 and FP8 caches");
-    static_assert(PA_LAYOUT <= 1, "this tile reads caches whose V lies along tokens");
-
     static constexpr int HEAD_DIM = PA_HEAD_DIM;
     static constexpr int PAGE = PA_PAGE;
     static constexpr int GROUP = PA_GROUP;
     static constexpr int M_TILES = PA_M_TILES;
     static constexpr bool SINGLE_QUERY = PA_SINGLE_QUERY;
     static constexpr Query QUERY = Query(PA_QUERY);
-    static constexpr Element KV = Element(PA_KV);
+    // What is multiplied: what the cache stores, but BF16 for an MXFP4 cache.
+    static constexpr bool MXFP4 = PA_KV == 3;
+    static constexpr Element KV = MXFP4 ? Element::BF16 : Element(PA_KV);
     static constexpr Scales SCALES = Scales(PA_SCALES);
     static constexpr Layout LAYOUT = Layout(PA_LAYOUT);
+    static_assert(MXFP4 == (LAYOUT == Layout::NHD || LAYOUT == Layout::HND), "V lies along tokens, but along dims in an MXFP4 cache");
     static constexpr bool PER_HEAD = PA_PER_HEAD;
     static constexpr bool RAGGED = PA_RAGGED;
     static constexpr bool WINDOW = PA_WINDOW;
@@ -44,21 +44,26 @@ struct Traits {
     static_assert(!PER_TOKEN || FP8, "per-token scales belong to an FP8 cache");
     static_assert(PAGE % UNIT == 0 && HEAD_DIM % 64 == 0);
 
-    // K of a tile comes in chunks of dims, V in chunks of tokens: all of it where 128 registers hold it (and then the next K is loaded a
-    // tile ahead and V stays for all M-tiles), else 64 registers' worth at a time.
     static constexpr int KEY_STEPS = HEAD_DIM / STEP;
     static constexpr int KEY_STEP_REGISTERS = SUBTILES * 4;
-    static constexpr int KEY_CHUNK = KEY_STEPS * KEY_STEP_REGISTERS <= 128 ? KEY_STEPS : 64 / KEY_STEP_REGISTERS;
-    static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
-    static_assert(KEY_STEPS % KEY_CHUNK == 0);
-
+    static constexpr int KEY_REGISTERS = KEY_STEPS * KEY_STEP_REGISTERS;
     static constexpr int WAVE_DIMS = HEAD_DIM / WAVES;
     static constexpr int DIM_TILES = WAVE_DIMS / 16;
     static constexpr int VALUE_STEPS = TOKENS / STEP;
     static constexpr int VALUE_STEP_REGISTERS = DIM_TILES * 4;
-    static constexpr int VALUE_CHUNK = VALUE_STEPS * VALUE_STEP_REGISTERS <= 128 ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
+    static constexpr int VALUE_REGISTERS = VALUE_STEPS * VALUE_STEP_REGISTERS;
+    // O and the scores of all M-tiles, and per-token scales.
+    static constexpr int ROW_REGISTERS = M_TILES * (DIM_TILES + SUBTILES) * 4 + (PER_TOKEN ? 2 * SUBTILES * 4 : 0);
+
+    // K of a tile comes in chunks of dims, V in chunks of tokens: all of it where registers hold it (then the next K is loaded a tile ahead,
+    // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way.
+    static constexpr bool VALUES_HELD = VALUE_REGISTERS <= 128 && VALUE_REGISTERS + ROW_REGISTERS <= 300;
+    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 360;
+    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : 64 / KEY_STEP_REGISTERS;
+    static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
+    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
-    static_assert(VALUE_STEPS % VALUE_CHUNK == 0);
+    static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
     // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
     static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
@@ -67,7 +72,7 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_RESIDENT = QUERY_REGISTERS <= 32;
+    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= 24;
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
 #if defined(__gfx950__)
@@ -76,11 +81,8 @@ struct Traits {
     static constexpr int P_EXPONENT = FP8 ? 7 : 0;
 #endif
 
-    // Two workgroups a CU where the registers of one allow it.
-    static constexpr int HELD_REGISTERS = KEY_CHUNK * KEY_STEP_REGISTERS * (KEY_CHUNKS > 1 ? 2 : 1) +
-                                          VALUE_CHUNK * VALUE_STEP_REGISTERS * (VALUE_CHUNKS > 1 ? 2 : 1) +
-                                          M_TILES * (DIM_TILES + SUBTILES) * 4 + (QUERY_RESIDENT ? QUERY_REGISTERS : 16);
-    static constexpr int WAVES_PER_EU = HELD_REGISTERS <= 192 ? 2 : 1;
+    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
+    static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152 ? 2 : 1;
 };
 
 }  // namespace pa
