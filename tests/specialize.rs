@@ -155,7 +155,7 @@ fn gfx1250_has_everything_but_the_tile() {
     assert!(specialize::tile(&tables).unwrap_err().to_string().contains("gfx1250"));
     let plan = specialize::plan(&Arch::gfx1250(), 100, false).unwrap();
     assert_eq!((plan.kernel.as_str(), define(&plan, "PA_MIN_MAX")), ("pa_plan_r128_proportional", "0"));
-    assert!(specialize::reduce(ArchName::Gfx1250, 128, DType::BF16, false).is_ok());
+    assert!(specialize::reduce(ArchName::Gfx1250, 128, DType::BF16, false, 64).is_ok());
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn writes_and_reducers_have_names_and_macros() {
     assert!(error.contains("gfx942") && error.contains("F32"), "{error}");
     assert!(specialize::write(&WriteKey { dtype: DType::U8, ..key }).is_err());
 
-    let reduce = specialize::reduce(ArchName::Gfx950, 256, DType::F16, true).unwrap();
-    assert_eq!((reduce.source, reduce.kernel.as_str()), (Source::Reduce, "pa_reduce_d256_f16_ragged"));
-    assert_eq!(["PA_HEAD_DIM", "PA_QUERY", "PA_RAGGED"].map(|name| define(&reduce, name)), ["256", "1", "1"]);
+    let reduce = specialize::reduce(ArchName::Gfx950, 256, DType::F16, true, 256).unwrap();
+    assert_eq!((reduce.source, reduce.kernel.as_str()), (Source::Reduce, "pa_reduce_d256_f16_t256_ragged"));
+    assert_eq!(["PA_HEAD_DIM", "PA_QUERY", "PA_RAGGED", "PA_THREADS"].map(|name| define(&reduce, name)), ["256", "1", "1", "256"]);
 }

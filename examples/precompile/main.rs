@@ -55,7 +55,7 @@ fn main() -> Result<ExitCode> {
     let archs = args.arch.iter().map(|name| arch(name)).collect::<Result<Vec<_>>>()?;
     let mut kernels = Kernels::default();
     for shape in args.shapes()? {
-        archs.iter().try_for_each(|arch| kernels.add(&shape, arch))?;
+        kernels.add(&shape, &archs)?;
     }
     let Kernels { specializations, notes } = kernels;
     let jobs = specializations.into_iter().map(Job::new).collect();

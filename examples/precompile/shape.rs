@@ -1,6 +1,6 @@
 //! A shape, and the kernels that its calls may use.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::jit::Specialization;
@@ -150,15 +150,45 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Adds every kernel that calls of `shape` on `arch` may use.
-    pub fn add(&mut self, shape: &Shape, arch: &Arch) -> Result<()> {
+    /// Adds every kernel that calls of `shape` may use.
+    ///
+    /// Errors: no size of a shape, or not one of `archs` has kernels for it.
+    pub fn add(&mut self, shape: &Shape, archs: &[Arch]) -> Result<()> {
         shape.check()?;
         for &kv in &shape.kv {
-            self.add_tiles(shape, kv, arch)?;
-            self.push(specialize::write(&shape.write_key(kv, arch))?);
+            let mut refused = vec![];
+            for arch in archs {
+                if let Err(error) = self.add_kv(shape, kv, arch) {
+                    refused.push(format!("not compiled: {kv:?} on {}: {error:#}", arch.name));
+                }
+            }
+            if refused.len() == archs.len() {
+                bail!("{}", refused.join("\n"))
+            }
+            refused.into_iter().for_each(|note| self.note(note));
         }
+        archs.iter().try_for_each(|arch| self.add_helpers(shape, arch))
+    }
+
+    /// Tiles and the cache write of one KV dtype.
+    fn add_kv(&mut self, shape: &Shape, kv: KvArg, arch: &Arch) -> Result<()> {
+        if arch.name == ArchName::Gfx1250 {
+            specialize::select(&Problem::default(), arch).err().into_iter().for_each(|error| self.note(error.to_string()));
+        } else {
+            let tile = |problem| specialize::tile(&specialize::select(&problem, arch)?);
+            let tiles = shape.problems(kv, arch)?.into_iter().map(tile).collect::<candle::Result<Vec<_>>>()?;
+            tiles.into_iter().for_each(|tile| self.push(tile));
+        }
+        self.push(specialize::write(&shape.write_key(kv, arch))?);
+        Ok(())
+    }
+
+    /// Reducers and planners, whatever the cache stores.
+    fn add_helpers(&mut self, shape: &Shape, arch: &Arch) -> Result<()> {
         for ragged in shape.raggedness() {
-            self.push(specialize::reduce(arch.name, shape.head_dim, shape.dtype.into(), ragged)?);
+            for threads in specialize::REDUCER_THREADS {
+                self.push(specialize::reduce(arch.name, shape.head_dim, shape.dtype.into(), ragged, threads)?);
+            }
             let rows = shape.max_batch * shape.rows_a_sequence();
             let buckets = std::iter::successors(Some(1_usize), |bucket| bucket.checked_mul(2)).take_while(|&bucket| bucket < 2 * rows);
             // A batch that no planner's block holds is planned on the host.
@@ -167,19 +197,10 @@ impl Kernels {
         Ok(())
     }
 
-    fn add_tiles(&mut self, shape: &Shape, kv: KvArg, arch: &Arch) -> Result<()> {
-        if arch.name == ArchName::Gfx1250 {
-            let note = specialize::select(&Problem::default(), arch).err().map(|error| error.to_string()).unwrap_or_default();
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
-            return Ok(());
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
         }
-        for problem in shape.problems(kv, arch)? {
-            let tile = specialize::select(&problem, arch).and_then(|selection| specialize::tile(&selection));
-            self.push(tile.with_context(|| format!("{shape:?} on {}", arch.name))?);
-        }
-        Ok(())
     }
 
     fn push(&mut self, specialization: Specialization) {
@@ -314,7 +335,7 @@ mod tests {
 
     fn kernels(shape: &Shape, arch: &Arch) -> Vec<String> {
         let mut kernels = Kernels::default();
-        kernels.add(shape, arch).unwrap();
+        kernels.add(shape, std::slice::from_ref(arch)).unwrap();
         kernels.specializations.into_iter().map(|spec| spec.kernel).collect()
     }
 
@@ -332,7 +353,7 @@ mod tests {
         let shape = Shape { query_lens: vec![1, 4], max_batch: 5, ..Shape::default() };
         let mut names = kernels(&shape, &Arch::gfx950());
         let ragged = names.iter().filter(|name| name.ends_with("_ragged")).count();
-        assert_eq!(ragged, 1 + 4, "{names:?}");
+        assert_eq!(ragged, 3 + 4, "{names:?}");
         names.retain(|name| !name.ends_with("_ragged"));
         names.dedup();
         let wanted = [
@@ -341,7 +362,8 @@ mod tests {
             "pa_bf16_d128_p128_m4",
             "pa_bf16_d128_p128_m4_direct",
             "pa_write_bf16_d128_p128_bf16_shuffled",
-            "pa_reduce_d128_bf16",
+            "pa_reduce_d128_bf16_t64",
+            "pa_reduce_d128_bf16_t1024",
             "pa_plan_r1_minmax",
             "pa_plan_r2_minmax",
             "pa_plan_r4_minmax",
@@ -357,14 +379,26 @@ mod tests {
     #[test]
     fn gfx1250_has_a_note_in_place_of_the_tile() {
         let mut kernels = Kernels::default();
-        kernels.add(&Shape::default(), &Arch::gfx1250()).unwrap();
+        kernels.add(&Shape::default(), &[Arch::gfx1250()]).unwrap();
         assert!(kernels.notes.len() == 1 && kernels.notes[0].contains("gfx1250"), "{:?}", kernels.notes);
         assert!(kernels.specializations.iter().all(|spec| !spec.defines.iter().any(|(name, _)| name == "PA_M_TILES")));
     }
 
     #[test]
+    fn a_cache_that_one_gpu_has_no_kernel_for_is_a_note() {
+        let shape = Shape { kv: vec![KvArg::Bf16, KvArg::Mxfp4], even: true, ..Shape::default() };
+        let mut kernels = Kernels::default();
+        kernels.add(&shape, &[Arch::gfx942(304), Arch::gfx950()]).unwrap();
+        assert!(kernels.notes.len() == 1 && kernels.notes[0].contains("gfx942"), "{:?}", kernels.notes);
+        let mxfp4 = kernels.specializations.iter().filter(|spec| spec.kernel.contains("mxfp4"));
+        assert!(mxfp4.clone().count() > 0 && mxfp4.into_iter().all(|spec| spec.arch == ArchName::Gfx950));
+        let error = Kernels::default().add(&shape, &[Arch::gfx942(304)]).unwrap_err();
+        assert!(error.to_string().contains("MXFP4"), "{error}");
+    }
+
+    #[test]
     fn bad_shapes_are_named() {
-        let error = |shape: Shape| Kernels::default().add(&shape, &Arch::gfx950()).unwrap_err();
+        let error = |shape: Shape| Kernels::default().add(&shape, &[Arch::gfx950()]).unwrap_err();
         assert!(format!("{:#}", error(Shape { head_dim: 100, ..Shape::default() })).contains("head_dim"));
         assert!(error(Shape { max_batch: 0, ..Shape::default() }).to_string().contains("max_batch"));
         assert!(error(Shape { kv: vec![], ..Shape::default() }).to_string().contains("kv"));

@@ -15,6 +15,9 @@ pub(crate) const PLAN: LaunchShape = LaunchShape { threads: PLANNER_THREADS as u
 /// Partials that a reducer's thread has in flight at a time.
 const IN_FLIGHT: usize = 8;
 
+/// Threads of a reducer's block, the fewest first.
+pub(crate) const REDUCER_THREADS: [usize; 3] = [64, 256, 1024];
+
 /// The reducer's launch for `sequences` of at most `query_len` rows. Its threads (the specialization's PA_THREADS) are enough to have all tasks
 /// of a plan row of average length in flight at once: that depends on the plan's sizes alone, so a captured graph stays right.
 pub(crate) fn reducer(
@@ -28,7 +31,8 @@ pub(crate) fn reducer(
     let chunk = [256, 128, 64].into_iter().find(|chunk| head_dim.is_multiple_of(*chunk)).unwrap_or(64);
     let tasks = capacity.div_ceil(plan_rows.max(1));
     let enough = |threads: &usize| threads / (chunk / 4) * IN_FLIGHT >= tasks;
-    let threads = [64, 256].into_iter().find(enough).unwrap_or(1024);
+    let [.., most] = REDUCER_THREADS;
+    let threads = REDUCER_THREADS.into_iter().find(enough).unwrap_or(most);
     LaunchShape { threads: threads as u32, grid: [(query_len * head_dim.div_ceil(chunk)) as u32, q_heads as u32, sequences as u32] }
 }
 

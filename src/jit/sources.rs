@@ -6,7 +6,35 @@ macro_rules! embed {
 }
 
 /// Every file that an AMD kernel may include.
-pub(super) const AMD: &[(&str, &str)] = embed!["common/args.h", "common/records.h",];
+pub(super) const AMD: &[(&str, &str)] = embed! {
+    "amd/epilogue.h",
+    "amd/gcn.h",
+    "amd/gemm.h",
+    "amd/lds.h",
+    "amd/mxfp4.h",
+    "amd/mxfp4_pipeline.h",
+    "amd/pages.h",
+    "amd/pipeline.h",
+    "amd/plan.hip",
+    "amd/query.h",
+    "amd/reduce.hip",
+    "amd/softmax.h",
+    "amd/task.h",
+    "amd/tile.hip",
+    "amd/tile_mxfp4.hip",
+    "amd/traits.h",
+    "amd/write.hip",
+    "common/args.h",
+    "common/device.h",
+    "common/device_amd.h",
+    "common/device_nvidia.h",
+    "common/number.h",
+    "common/planner.h",
+    "common/quant.h",
+    "common/records.h",
+    "common/reduce.h",
+    "common/write.h",
+};
 
 /// Files that are compiled; the others are included by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

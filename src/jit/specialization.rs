@@ -48,6 +48,8 @@ impl Specialization {
             "--no-gpu-bundle-output",
             "-nogpulib",
             "-nogpuinc",
+            // A number from the source's path would be in the code object.
+            "-fuse-cuid=none",
             // What ROCm 5.7 and everything newer loads.
             "-mcode-object-version=5",
             "-std=c++20",

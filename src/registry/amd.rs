@@ -13,6 +13,9 @@ use crate::plan::TILE_TOKENS;
 /// Head dims the tile is written for.
 const HEAD_DIMS: [usize; 6] = [64, 128, 192, 256, 512, 1024];
 
+/// M-tiles of a workgroup times head_dim: a quarter of O in registers, F32, beside K, V and scores.
+const MAX_OUTPUT: usize = 2048;
+
 pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Selection> {
     check(p, arch)?;
     let fit = fit(p, arch)?;
@@ -68,7 +71,9 @@ fn fit(p: &Problem, arch: &Arch) -> Result<Fit> {
         return fit_mxfp4(p, arch);
     }
     let need = |m_tiles| Lds::of_tile(p, m_tiles, 1);
-    let Some((m_tiles, row_groups)) = split_rows(p.m_tiles(), |m| need(m).total() <= arch.lds_bytes) else {
+    // O of more rows than this does not fit the registers; one M-tile always does.
+    let fits = |m| need(m).total() <= arch.lds_bytes && (m == 1 || m * p.head_dim <= MAX_OUTPUT);
+    let Some((m_tiles, row_groups)) = split_rows(p.m_tiles(), fits) else {
         bail!("head_dim: a tile of head_dim {} needs {} bytes of LDS, {} has {}", p.head_dim, need(1).total(), arch.name, arch.lds_bytes)
     };
     Ok(Fit { m_tiles, row_groups, staged_pages: false, two_copies: lds::two_groups(need(m_tiles), p.head_dim) <= arch.lds_bytes })

@@ -1,5 +1,7 @@
 //! Bytes of LDS (shared memory) a workgroup needs, part by part.
 
+use candle::DType;
+
 use super::problem::{M_TILE_ROWS, Problem, ScaleMode};
 use crate::cache::KvDtype;
 use crate::plan::TILE_TOKENS;
@@ -14,7 +16,8 @@ const MXFP4_WAVE_TOKENS: usize = 64;
 /// One LDS layout of the AMD tile: the sum of these parts, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lds {
-    /// Q: `m_tiles * 16` rows of `head_dim * element + 16`, FP8 quantized (1 byte, and a F32 scale a row) where KV is FP8, else 2 bytes.
+    /// Q: `m_tiles * 16` rows of `head_dim * element + 16` in the cache's dtype, with a F32 scale a row where Q is quantized (FP8) or brought
+    /// into F16's range; twice the rows where Q is split in two parts because the cache's dtype cannot hold it.
     pub query: usize,
     /// P: `p_slots * 16` rows of `256 * element + 16`. One slot that M-tiles take in turn, or one for each M-tile (fused).
     pub probabilities: usize,
@@ -42,8 +45,9 @@ impl Lds {
         let fp8 = p.kv_dtype == KvDtype::Fp8;
         let element = if fp8 { 1 } else { 2 };
         let rows = m_tiles * M_TILE_ROWS;
+        let parts = if is_split(p) { 2 } else { 1 };
         Self {
-            query: rows * (p.head_dim * element + ROW_PAD) + if fp8 { rows * 4 } else { 0 },
+            query: parts * rows * (p.head_dim * element + ROW_PAD) + if is_row_scaled(p) { rows * 4 } else { 0 },
             probabilities: p_slots * M_TILE_ROWS * (TILE_TOKENS * element + ROW_PAD),
             statistics: p_slots * 2 * WAVES * M_TILE_ROWS * 4,
             page_ids: 2 * TILE_TOKENS.div_ceil(p.page_size) * 4,
@@ -58,6 +62,20 @@ impl Lds {
         let values = WAVES * p.head_dim * (MXFP4_WAVE_TOKENS * 2 + 8);
         Self { page_ids: ids.saturating_mul(4), values, ..Self::default() }
     }
+}
+
+/// Whether Q needs two parts of the cache's dtype: F32 in a 16-bit cache, F16 in a BF16 one.
+fn is_split(p: &Problem) -> bool {
+    match p.kv_dtype {
+        KvDtype::Bf16 => p.query_dtype != DType::BF16,
+        KvDtype::F16 => p.query_dtype == DType::F32,
+        _ => false,
+    }
+}
+
+/// Whether rows of Q are scaled: to FP8's range, or to F16's where Q is not F16 itself.
+fn is_row_scaled(p: &Problem) -> bool {
+    p.kv_dtype == KvDtype::Fp8 || p.kv_dtype == KvDtype::F16 && p.query_dtype != DType::F16
 }
 
 /// Two copies for two tile groups; the groups merge through the same space: one M-tile of O, maxima and sums in F32.

@@ -3,6 +3,7 @@
 use candle::{DType, Result, bail};
 
 use crate::cache::{CacheLayout, KvDtype};
+use crate::gpu::launch;
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split};
 use crate::registry::{self, Arch, ArchName, Flags, KernelKey, Problem, ScaleMode, Selection};
@@ -80,10 +81,13 @@ fn preload_options(key: &KernelKey) -> Vec<String> {
     }
 }
 
-/// The reducer of partial results of `head_dim` channels into an output of `output` dtype.
-pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool) -> Result<Specialization> {
-    let kernel = format!("pa_reduce_d{head_dim}_{}{}", query_name(output)?, mark(ragged, "_ragged"));
-    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?)];
+/// Threads that a reducer's block may have, the fewest first.
+pub const REDUCER_THREADS: [usize; 3] = launch::REDUCER_THREADS;
+
+/// The reducer of partial results of `head_dim` channels into an output of `output` dtype, by blocks of `threads` ([`REDUCER_THREADS`]).
+pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, threads: usize) -> Result<Specialization> {
+    let kernel = format!("pa_reduce_d{head_dim}_{}_t{threads}{}", query_name(output)?, mark(ragged, "_ragged"));
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_THREADS", threads)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged)])))
 }
 

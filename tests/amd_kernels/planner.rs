@@ -168,8 +168,8 @@ fn a_plan_is_few_instructions() {
         };
         let (got, counters) = batch.plan(&planner(name, 256, Split::MinMax, false), 512);
         assert_eq!(got, HostPlan::new(&batch.request(&[1]), &Arch::gfx950()).unwrap());
-        println!("{name}: {} instructions in four waves", counters.instructions());
-        assert!(counters.instructions() <= 4000);
+        println!("{name}: {} instructions on the longest wave", counters.longest_wave);
+        assert!(counters.longest_wave <= 4000);
     }
 }
 

@@ -44,8 +44,8 @@ fn everything_that_changes_the_code_changes_the_key() {
         Specialization { arch: ArchName::Gfx942, ..base.clone() },
         Specialization { kernel: "b".into(), ..base.clone() },
         Specialization { source: Source::Write, ..base.clone() },
-        Specialization { defines: define("PA_HEAD_DIM", "64"), ..base.clone() },
-        Specialization { defines: define("PA_HEAD_DIM", "6"), ..base.clone() },
+        Specialization { defines: define("PA_BUCKET", "64"), ..base.clone() },
+        Specialization { defines: define("PA_BUCKET", "6"), ..base.clone() },
         Specialization { options: vec!["-mllvm".into(), "-amdgpu-kernarg-preload-count=14".into()], ..base.clone() },
     ];
     for _ in 0..2 {
@@ -94,7 +94,8 @@ fn without_a_compiler_the_newest_entry_of_any_is_found() {
 fn a_damaged_entry_is_told_of_and_replaced() {
     let bench = Bench::new();
     let clang = bench.clang("clang", DEBIAN_22, "0");
-    let get = || bench.compiler(&clang).code_object(&spec("a")).unwrap();
+    let compiler = bench.compiler(&clang);
+    let get = || compiler.code_object(&spec("a")).unwrap();
     let code = get();
     let entry = bench.entry();
     let whole = fs::read(&entry).unwrap();
@@ -104,7 +105,7 @@ fn a_damaged_entry_is_told_of_and_replaced() {
     damaged.push(fs::read(other).unwrap());
     damaged.push([&whole[..], b"more"].concat());
     damaged.push([b"more", &whole[..]].concat());
-    for at in 0..whole.len() {
+    for at in (0..whole.len()).step_by(5) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
         damaged.push(flipped);

@@ -2,8 +2,9 @@
 
 use std::process::Command;
 
-use candle_paged_attn::jit::{Compiler, JitSettings, Source, Specialization};
+use candle_paged_attn::jit::{Compiler, JitSettings, Specialization};
 use candle_paged_attn::registry::{ArchName, CpuIsa};
+use cdna_sim::elf::resources;
 
 use crate::fake::{Bench, DEBIAN_22, ROCM_20, spec};
 
@@ -82,14 +83,39 @@ fn what_is_not_a_kernel_for_an_amd_gpu_is_refused() {
     assert_eq!(bench.compilations(), 0);
 }
 
-/// The real compiler, or the reason to skip the test called `name`.
+/// The real compiler, or the reason to skip the test called `name`, printed.
 fn real(name: &str) -> Option<Compiler> {
-    let cache = std::env::temp_dir().join("candle-paged-attn-no-cache/\0");
-    let there = (20..=24).any(|version| Command::new(format!("clang-{version}")).arg("--version").output().is_ok())
-        || std::env::var_os("CANDLE_PAGED_ATTN_CLANG").is_some();
-    if !there {
+    let there = |clang: &String| Command::new(clang).arg("--version").output().is_ok();
+    let named = std::env::var("CANDLE_PAGED_ATTN_CLANG").ok();
+    let found = named.into_iter().chain((20..=24).map(|version| format!("clang-{version}"))).any(|clang| there(&clang));
+    if !found {
         println!("SKIPPED {name}: no clang of version 20 or newer (scripts/install-llvm installs one)");
-        return None;
     }
-    Some(Compiler::new(JitSettings { cache_dir: Some(cache), ..JitSettings::default() }))
+    found.then(|| Compiler::new(JitSettings { cache_dir: Some("/proc/none".into()), ..JitSettings::default() }))
+}
+
+#[test]
+fn clang_compiles_a_kernel_for_each_gpu() {
+    let Some(compiler) = real("clang_compiles_a_kernel_for_each_gpu") else { return };
+    for arch in [ArchName::Gfx942, ArchName::Gfx950, ArchName::Gfx1250] {
+        let spec = Specialization { arch, ..spec("planner") };
+        let code = compiler.code_object(&spec).unwrap();
+        assert_eq!(resources(&code).unwrap().into_iter().map(|r| r.kernel).collect::<Vec<_>>(), ["planner"], "{arch}");
+        assert!(compiler.code_object(&spec).unwrap() == code, "{arch}: not the same code twice");
+    }
+}
+
+#[test]
+fn an_error_in_the_source_is_shown_where_it_is() {
+    let Some(compiler) = real("an_error_in_the_source_is_shown_where_it_is") else { return };
+    let error = |bucket: &str| {
+        let bucket = [("PA_BUCKET".to_string(), bucket.to_string())];
+        let defines = spec("a").defines.into_iter().filter(|(name, _)| name != "PA_BUCKET").chain(bucket).collect();
+        compiler.code_object(&Specialization { defines, ..spec("a") }).unwrap_err().to_string()
+    };
+    let wrong = error("100");
+    for part in ["cannot compile a for gfx950", "kernels/amd/../common/planner.h:", "error: static assertion failed", "rows of a planner"] {
+        assert!(wrong.contains(part), "{part}: {wrong}");
+    }
+    assert!(error("nothing").contains("kernels/amd/plan.hip:"));
 }

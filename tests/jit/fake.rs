@@ -117,13 +117,9 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
 pub fn spec(kernel: &str) -> Specialization {
     Specialization {
         arch: ArchName::Gfx950,
-        source: Source::Reduce,
+        source: Source::Plan,
         kernel: kernel.to_string(),
-        defines: vec![
-            ("PA_HEAD_DIM".to_string(), "128".to_string()),
-            ("PA_QUERY".to_string(), "0".to_string()),
-            ("PA_RAGGED".to_string(), "0".to_string()),
-        ],
+        defines: [("PA_BUCKET", "16"), ("PA_MIN_MAX", "1"), ("PA_RAGGED", "0")].map(|(name, value)| (name.into(), value.into())).into(),
         options: vec![],
     }
 }

@@ -357,8 +357,7 @@ pub enum Kind {
     },
     PackedMove {
         v: Vector,
-        sel_lo: u32,
-        sel_hi: u32,
+        sel: u32,
     },
     FmaMix {
         v: Vector,

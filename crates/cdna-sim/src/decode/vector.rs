@@ -140,10 +140,11 @@ impl Decoder<'_> {
                 Ok(Kind::FmaMix { v, sel, half, dst_half })
             }
             "v_pk_mov_b32" => {
-                let sel_lo = self.parsed.bits("op_sel")?.unwrap_or(0);
-                let sel_hi = self.parsed.bits("op_sel_hi")?.unwrap_or(3);
+                // `op_sel` alone selects: a half of the first source for the low result, of the second for the high one.
+                let sel = self.parsed.bits("op_sel")?.unwrap_or(0);
+                self.parsed.take("op_sel_hi");
                 let v = self.common(Ty::B64, &[Ty::B64; 2], 1)?;
-                Ok(Kind::PackedMove { v, sel_lo, sel_hi })
+                Ok(Kind::PackedMove { v, sel })
             }
             name if name.starts_with("v_cvt_scalef32_pk_") => self.scaled_conversion(),
             _ => Err("unknown instruction".into()),

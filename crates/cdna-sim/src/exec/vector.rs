@@ -181,8 +181,8 @@ pub fn step(wave: &mut Wave, kind: &Kind) -> Step {
             write_wide(wave, v, op.dst, &out);
         }
         Kind::Packed { op, v, sel_lo, sel_hi, neg_lo, neg_hi } => packed(wave, *op, v, [*sel_lo, *sel_hi], [*neg_lo, *neg_hi]),
-        Kind::PackedMove { v, sel_lo, sel_hi } => {
-            let (low, high) = (source_row(wave, v, 0, sel_lo & 1 == 1), source_row(wave, v, 1, sel_hi >> 1 & 1 == 1));
+        Kind::PackedMove { v, sel } => {
+            let (low, high) = (source_row(wave, v, 0, sel & 1 == 1), source_row(wave, v, 1, sel >> 1 & 1 == 1));
             let mask = active(wave, v);
             wave.write_row(v.dst, &low, mask);
             wave.write_row(v.dst + 1, &high, mask);
