@@ -260,6 +260,15 @@ fn clamped_integers_saturate_and_signed_counts_find_the_top_bit() {
 }
 
 #[test]
+fn packed_moves_take_a_half_of_each_source() {
+    require_clang!();
+    let set = "v_mov_b32_e32 v2, 1\nv_mov_b32_e32 v3, 2\nv_mov_b32_e32 v4, 3\nv_mov_b32_e32 v5, 4\n";
+    for (select, want) in [("", [1, 3]), (" op_sel:[0,1]", [1, 4]), (" op_sel:[1,0]", [2, 3]), (" op_sel:[1,1]", [2, 4])] {
+        assert_eq!(registers(&format!("{set}v_pk_mov_b32 v[8:9], v[2:3], v[4:5]{select}\n"), 0, 2)[7], want, "{select}");
+    }
+}
+
+#[test]
 fn lanes_exchange_as_the_controls_say() {
     require_clang!();
     // Source lane of each lane, or none: then the lane keeps its old value, here 1000.

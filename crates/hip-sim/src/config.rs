@@ -25,6 +25,8 @@ pub struct Config {
     pub devices: i32,
     /// `HIP_SIM_MEMORY`: bytes of memory of each GPU, else 192 GiB or 288 GiB.
     pub memory: usize,
+    /// `HIP_SIM_LIMIT`: instructions of one wave that count as a loop without end, else 50 million.
+    pub instruction_limit: u64,
     /// `HIP_SIM_ASYNC`: 1 keeps work queued until something waits for it.
     pub queued: bool,
 }
@@ -49,6 +51,7 @@ impl Config {
             compute_units: number("HIP_SIM_CUS", compute_units).clamp(1, 1 << 16) as i32,
             devices: number("HIP_SIM_DEVICES", 1).min(64) as i32,
             memory: usize::try_from(number("HIP_SIM_MEMORY", memory)).unwrap_or(usize::MAX),
+            instruction_limit: number("HIP_SIM_LIMIT", 50_000_000),
             queued: number("HIP_SIM_ASYNC", 0) != 0,
         }
     }

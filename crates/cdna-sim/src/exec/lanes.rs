@@ -65,11 +65,12 @@ impl RowFn {
     }
 
     /// Applies it.
-    pub fn call(self, src: &[Row; 3], out: &mut Row) {
+    #[inline]
+    pub fn call(self, src: [&Row; 3], out: &mut Row) {
         match self {
-            RowFn::One(f) => f(&src[0], out),
-            RowFn::Two(f) => f(&src[0], &src[1], out),
-            RowFn::Three(f) => f(&src[0], &src[1], &src[2], out),
+            RowFn::One(f) => f(src[0], out),
+            RowFn::Two(f) => f(src[0], src[1], out),
+            RowFn::Three(f) => f(src[0], src[1], src[2], out),
         }
     }
 }

@@ -181,7 +181,11 @@ pub unsafe extern "C" fn hipModuleLaunchKernel(
         if function.module.device != stream.device {
             return Err(Code::INVALID_DEVICE);
         }
-        let shape = Launch { dynamic_lds: shared as usize, ..Launch::new([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) };
+        let shape = Launch {
+            dynamic_lds: shared as usize,
+            instruction_limit: runtime.config.instruction_limit,
+            ..Launch::new([grid_x, grid_y, grid_z], [block_x, block_y, block_z])
+        };
         check(runtime, &function, &shape)?;
         // SAFETY: the caller's arrays.
         let args = unsafe { arguments(&function, params, extra) }?;
