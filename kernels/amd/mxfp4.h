@@ -17,13 +17,13 @@ struct Mxfp4 {
     static constexpr int UNIT = T::HEAD_DIM % 128 == 0 ? 32 : 16;  // dims
     static constexpr int WORDS = UNIT / 8;
     static constexpr int UNITS = T::HEAD_DIM / UNIT / 4;  // of a lane
-    // Units that a lane holds at a time; with more the second half is loaded once the first is used up.
-    static constexpr int HELD = UNITS > 4 ? UNITS / 2 : UNITS;
+    // Units that a lane holds at a time; where there are many more, the next are loaded once these are used up.
+    static constexpr int HELD = UNITS > 4 ? 2 : UNITS;
     static constexpr int PARTS = UNITS / HELD;
 
     // O, the scores, K and V as loaded; two workgroups a CU or more where they leave room for Q, P, addresses and temporaries.
     static constexpr int REGISTERS = T::M_TILES * (T::HEAD_DIM / 4 + T::SUBTILES * 4) + 8 * HELD * (WORDS + 1);
-    static constexpr int WAVES_PER_EU = REGISTERS <= 160 ? 2 : 1;
+    static constexpr int WAVES_PER_EU = REGISTERS <= 136 ? 2 : 1;
 
     typedef u32 Unit __attribute__((ext_vector_type(WORDS)));
 

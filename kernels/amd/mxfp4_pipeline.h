@@ -92,10 +92,9 @@ struct Mxfp4Pipeline {
             scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
             if (task.masks_scores(tile)) mask_scores(scores, rows, tile);
             PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
-            const bool masked = task.masks_values(tile);
             PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
 #if !defined(PA_TEST_NO_V_MASK)
-                if (masked) values.mask(task, pages);
+                if (task.masks_values(tile)) values.mask(task, pages);
 #endif
                 add_values(part);
                 pin();

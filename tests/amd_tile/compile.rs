@@ -52,6 +52,8 @@ pub fn defines(selection: &Selection) -> Vec<String> {
         ScaleMode::PerToken => 2,
         ScaleMode::Block => 3,
     };
+    let layouts = [CacheLayout::Shuffled, CacheLayout::Vllm, CacheLayout::Nhd, CacheLayout::Hnd];
+    let layout = layouts.iter().position(|layout| *layout == key.layout).unwrap();
     let values = [
         ("HEAD_DIM", key.head_dim),
         ("PAGE", key.page_size),
@@ -61,7 +63,7 @@ pub fn defines(selection: &Selection) -> Vec<String> {
         ("QUERY", query),
         ("KV", kv),
         ("SCALES", scales),
-        ("LAYOUT", usize::from(key.layout == CacheLayout::Vllm)),
+        ("LAYOUT", layout),
         ("PER_HEAD", usize::from(key.per_head_tables)),
         ("RAGGED", usize::from(key.ragged)),
         ("WINDOW", usize::from(key.windowed)),
@@ -105,7 +107,7 @@ pub fn code_object(arch: &str, flags: &[String]) -> Vec<u8> {
         .args(["-x", "hip", "--cuda-device-only", &format!("--offload-arch={arch}"), "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"])
         .args(["-O3", "-std=c++17", "-Wall", "-Wextra", "-Werror"])
         .args(flags)
-        .arg(kernels().join("amd/tile.hip"))
+        .arg(kernels().join(if flags.iter().any(|flag| flag == "-DPA_KV=3") { "amd/tile_mxfp4.hip" } else { "amd/tile.hip" }))
         .arg("-o")
         .arg(&fresh)
         .output()
