@@ -22,7 +22,7 @@ PA_DEVICE void total_sums(RowStates<T> &rows, const Lds<T> &lds) {
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
         const float x = sum_of_row(rows.sum[m]);
         if (m > 0) barrier();
-        if (lane() < 16) lds.sum(lane(), wave()) = x;
+        if (lane() < 16) lds.sum(lane(), lds.wave) = x;
         barrier();
         rows.sum[m] = sum(lds.sums(lane() % 16)) * (1.f / (1 << T::P_EXPONENT));
     }

@@ -29,10 +29,10 @@ constexpr float INFINITE = __builtin_inff();
 
 // --- Work items -----------------------------------------------------------------------------------------------------------------------
 
-PA_DEVICE int thread() { return __builtin_amdgcn_workitem_id_x(); }
-PA_DEVICE int lane() { return thread() % WAVE; }
-PA_DEVICE int uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
-PA_DEVICE int wave() { return uniform(thread() / WAVE); }
+PA_DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x(); }
+PA_DEVICE u32 lane() { return thread() % WAVE; }
+PA_DEVICE u32 uniform(u32 x) { return __builtin_amdgcn_readfirstlane(x); }
+PA_DEVICE u32 wave() { return uniform(thread() / WAVE); }
 
 // Waits for the waves of the workgroup; LDS written before is visible after. Global loads stay in flight.
 PA_DEVICE void barrier() {
@@ -65,6 +65,24 @@ template <class V>
 PA_DEVICE V &lds_at(u8 *lds, int offset) {
     typedef V __attribute__((may_alias)) Alias;
     return *(Alias *)__builtin_assume_aligned(lds + offset, sizeof(V));
+}
+
+// A scalar value that the compiler takes as it is, instead of taking apart what it was made of in every iteration.
+PA_DEVICE u64 opaque(u64 x) {
+    asm("" : "+s"(x));
+    return x;
+}
+
+// A value of this lane that is not looked through: what it is made into is not computed, nor waited for, earlier.
+PA_DEVICE u32 opaque_lane(u32 x) {
+    asm("" : "+v"(x));
+    return x;
+}
+
+// An address of this lane, likewise.
+PA_DEVICE const u8 *opaque_lane(const u8 *x) {
+    asm("" : "+v"(x));
+    return x;
 }
 
 // --- Arithmetic -----------------------------------------------------------------------------------------------------------------------

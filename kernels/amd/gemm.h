@@ -8,20 +8,29 @@
 
 namespace pa {
 
+// Where this lane's part of an address goes: apart from a base that all lanes share, or into it where their pages differ.
+struct LanePart {
+    const u8 *base;
+    u32 offset;
+
+    PA_DEVICE LanePart(const u8 *base, u32 offset, bool apart)
+        : base(apart ? base : opaque_lane(base + offset)), offset(apart ? offset : 0) {}
+};
+
 // A chunk of K: this wave's tokens in 16s, steps of dims.
 template <class T>
 struct Keys {
     u32x4 unit[T::SUBTILES][T::KEY_CHUNK];
 
     PA_DEVICE void load_chunk(const Pages<T> &pages, int tile, int chunk) {
-        const int own = lane() % 16;
-        const u32 offset = (lane() / 16 * T::PAGE + pages.template own_place<16>(own)) * 16;
+        const u32 own = lane() % 16;
+        const LanePart part(pages.key.base, (lane() / 16 * T::PAGE + pages.template own_place<16>(own)) * 16, T::PAGE >= 16);
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-            const int token = wave() * T::WAVE_TOKENS + sub * 16;
-            const u8 *page = pages.template page<16>(pages.call.key, pages.call.args.key_stride, T::BYTES, tile, token, own);
+            const u32 token = pages.lds.wave * T::WAVE_TOKENS + sub * 16;
+            const u8 *page = part.base + pages.template page<16>(pages.key, tile, token, own);
             page += pages.template shared_place<16>(tile, token) * 16;
             PA_UNROLL for (int step = 0; step < T::KEY_CHUNK; step++) {
-                unit[sub][step] = load<u32x4>(page + (chunk * T::KEY_CHUNK + step) * 4 * T::PAGE * 16, offset);
+                unit[sub][step] = load<u32x4>(page + (chunk * T::KEY_CHUNK + step) * 4 * T::PAGE * 16, part.offset);
             }
         }
     }
@@ -33,18 +42,19 @@ struct Values {
     u32x4 unit[T::VALUE_CHUNK][T::DIM_TILES];
 
     PA_DEVICE void load_chunk(const Pages<T> &pages, int tile, int chunk) {
-        const int own = lane() / 16 * T::UNIT;
-        const int place = pages.template own_place<T::STEP>(own);
-        const int dim = wave() * T::WAVE_DIMS;
         const bool shuffled = T::LAYOUT == Layout::SHUFFLED;
+        const u32 own = lane() / 16 * T::UNIT;
+        const u32 place = pages.template own_place<T::STEP>(own);
+        const u8 *base = pages.value.base + pages.lds.wave * T::WAVE_DIMS * (shuffled ? 16 : T::PAGE * T::BYTES);
         const u32 offset = shuffled ? (place / T::UNIT * T::HEAD_DIM + lane() % 16) * 16 : (lane() % 16 * T::PAGE + place) * T::BYTES;
+        const LanePart part(base, offset, T::PAGE >= T::STEP);
         PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
-            const int token = (chunk * T::VALUE_CHUNK + step) * T::STEP;
-            const u8 *page = pages.template page<T::STEP>(pages.call.args.value, pages.call.args.value_stride, T::BYTES, tile, token, own);
-            const int shared = pages.template shared_place<T::STEP>(tile, token);
-            page += shuffled ? (shared / T::UNIT * T::HEAD_DIM + dim) * 16 : (dim * T::PAGE + shared) * T::BYTES;
+            const u32 token = (chunk * T::VALUE_CHUNK + step) * T::STEP;
+            const u32 shared = pages.template shared_place<T::STEP>(tile, token);
+            const u8 *page = part.base + pages.template page<T::STEP>(pages.value, tile, token, own);
+            page += shared * (shuffled ? T::HEAD_DIM * T::BYTES : T::BYTES);
             PA_UNROLL for (int tile16 = 0; tile16 < T::DIM_TILES; tile16++) {
-                unit[step][tile16] = load<u32x4>(page + tile16 * 16 * (shuffled ? 16 : T::PAGE * T::BYTES), offset);
+                unit[step][tile16] = load<u32x4>(page + tile16 * 16 * (shuffled ? 16 : T::PAGE * T::BYTES), part.offset);
             }
         }
     }

@@ -24,6 +24,9 @@ struct Lds {
     static_assert(BYTES <= PA_LDS_BYTES, "the host reserves less LDS than the tile has");
 
     u8 *base;
+    u32 wave;  // of the workgroup's, this one
+
+    PA_DEVICE explicit Lds(u8 *memory) : base(memory), wave(pa::wave()) {}
 
     // Q as operands: part 0, or 0 and 1 where it is split.
     template <class V>

@@ -6,49 +6,60 @@
 
 namespace pa {
 
+// One KV head of K, V or their scales.
+struct HeadCache {
+    const u8 *base;
+    u64 page_bytes;
+
+    PA_DEVICE HeadCache(const void *cache, const Paged &stride, int head, int bytes)
+        : base(at(cache, head * stride.head * bytes)), page_bytes(opaque(stride.page * bytes)) {}
+};
+
 template <class T>
 struct Pages {
     const Call &call;
     const Task<T> &task;
     Lds<T> lds;
+    HeadCache key{call.key, call.args.key_stride, task.rows.head, T::BYTES};
+    HeadCache value{call.args.value, call.args.value_stride, task.rows.head, T::BYTES};
 
-    // The id of the tile's page that this thread stages, clamped to the cache; 0 for pages that no row attends, which are not looked up.
-    PA_DEVICE int load_id(int tile) const {
-        int id = 0;
+    PA_DEVICE Pages(const Call &call, const Task<T> &task, Lds<T> lds) : call(call), task(task), lds(lds) {}
+
+    // The entry of the tile's page that this thread stages; 0 for pages that no row attends, which are not looked up.
+    PA_DEVICE u32 load_id(int tile) const {
+        u32 entry = 0;
         if (thread() < Lds<T>::PAGES) {
             const u32 page = u32(tile) * T::TOKENS / T::PAGE + thread();
             const u32 first = page * T::PAGE;
             const bool attended = first < u32(task.context) && first + T::PAGE > u32(task.first_token);
-            if (attended && page < call.max_pages) {
-                const u32 last = call.args.pages - 1;
-                const u32 entry = load<u32>(task.table + page, 0);
-                id = entry < last ? entry : last;
-            }
+            if (attended && page < call.max_pages) entry = load<u32>(task.table + page, 0);
         }
-        return id;
+        return entry;
     }
 
-    PA_DEVICE void stage_id(int tile, int id) const {
-        if (thread() < Lds<T>::PAGES) lds.page_id(tile, thread()) = id;
+    // Ids are clamped to the cache here, where their load may be waited for.
+    PA_DEVICE void stage_id(int tile, u32 entry) const {
+        const u32 last = call.args.pages - 1;
+        entry = opaque_lane(entry);
+        if (thread() < Lds<T>::PAGES) lds.page_id(tile, thread()) = entry < last ? entry : last;
     }
 
-    // Where tokens `token + own ..` of a tile lie: `token` and `SPAN` are the same in all lanes and `own`, this lane's part, is less than
-    // SPAN. A span that pages do not cut has one id for all lanes, in scalar registers.
+    // Bytes from page 0 to the page of tokens `token + own ..` of a tile: `token` and `SPAN` are the same in all lanes and `own`, this
+    // lane's part, is less than SPAN. A span that pages do not cut has one page for all lanes, in scalar registers.
     template <int SPAN>
-    PA_DEVICE const u8 *page(const void *cache, const Paged &stride, int bytes, int tile, int token, int own) const {
+    PA_DEVICE u64 page(const HeadCache &cache, int tile, u32 token, u32 own) const {
         const bool whole = T::PAGE >= SPAN;
-        const int index = (whole ? token : token + own) % T::TOKENS / T::PAGE;
-        const int id = whole ? uniform(lds.page_id(tile, index)) : lds.page_id(tile, index);
-        return at(cache, (long(id) * stride.page + task.rows.head * stride.head) * bytes);
+        const int staged = lds.page_id(tile, (whole ? token : token + own) / T::PAGE);
+        return (whole ? uniform(staged) : u32(staged)) * cache.page_bytes;
     }
     // The part of a token's place in its page that all lanes share, and this lane's own.
     template <int SPAN>
-    PA_DEVICE int shared_place(int tile, int token) const {
+    PA_DEVICE u32 shared_place(int tile, u32 token) const {
         if constexpr (T::PAGE > T::TOKENS) return (u32(tile) * T::TOKENS + token) % T::PAGE;
         return T::PAGE >= SPAN ? token % T::PAGE : 0;
     }
     template <int SPAN>
-    PA_DEVICE int own_place(int own) const {
+    PA_DEVICE u32 own_place(u32 own) const {
         return T::PAGE >= SPAN ? own : own % T::PAGE;
     }
 };

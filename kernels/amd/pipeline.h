@@ -25,7 +25,7 @@ struct Pipeline {
 
     // Q and the page ids of the first two tiles are staged.
     PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds)
-        : call(call), task(task), lds(lds), pages{call, task, lds}, rows(call, task, lds) {
+        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, task, lds) {
         query.hold(lds);
     }
 
@@ -39,7 +39,7 @@ struct Pipeline {
 
     template <bool LAST>
     PA_DEVICE void step(int tile) {
-        const int id = LAST ? 0 : pages.load_id(tile + 2);
+        const u32 id = LAST ? 0 : pages.load_id(tile + 2);
         TokenScales<T> scales;
         if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
         values.load_chunk(pages, tile, 0);
@@ -47,11 +47,11 @@ struct Pipeline {
         Scores<T> scores = dot_products<LAST>(tile);
         const bool values_masked = (LAST || T::WINDOW) && task.masks_values(tile);
         scale_scores(scores, rows, scales, call.args.softcap);
-        if ((LAST || T::WINDOW || !T::SINGLE_QUERY) && task.masks_scores(tile)) mask_scores(scores, rows, tile);
+        if ((LAST || T::WINDOW || !T::SINGLE_QUERY) && task.masks_scores(tile)) mask_scores(scores, rows, lds, tile);
         if constexpr (T::PER_TOKEN) {
-            if (values_masked) scales.mask(task, tile);
+            if (values_masked) scales.mask(task, lds, tile);
             const float largest = scales.largest_value();
-            if (lane() == 0) lds.value_scale(wave()) = largest;
+            if (lane() == 0) lds.value_scale(lds.wave) = largest;
         }
         float value_scale = 1, value_factor = 1;
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
@@ -127,8 +127,8 @@ struct Pipeline {
 template <class T>
 PA_DEVICE void run_task(const Call &call, int plan_row, int slot, Lds<T> lds) {
     const Task<T> task(call, slot, plan_row);
-    const Pages<T> pages{call, task, lds};
-    const int ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
+    const Pages<T> pages(call, task, lds);
+    const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
     stage_queries(call, task.rows, lds);
     pages.stage_id(task.first_tile, ids[0]);
     pages.stage_id(task.first_tile + 1, ids[1]);

@@ -46,18 +46,20 @@ struct TokenScales {
 
     PA_DEVICE void load_tile(const Pages<T> &pages, int tile) {
         const TileArgs &args = pages.call.args;
+        const HeadCache keys(args.k_scale, args.k_scale_stride, pages.task.rows.head, 4);
+        const HeadCache values(args.v_scale, args.v_scale_stride, pages.task.rows.head, 4);
         const u32 offset = lane() / 16 * 16;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-            const int token = wave() * T::WAVE_TOKENS + sub * 16;
-            const int place = pages.template shared_place<16>(tile, token) * 4;
-            key[sub] = load<Unaligned>(pages.template page<16>(args.k_scale, args.k_scale_stride, 4, tile, token, 0) + place, offset);
-            value[sub] = load<Unaligned>(pages.template page<16>(args.v_scale, args.v_scale_stride, 4, tile, token, 0) + place, offset);
+            const u32 token = pages.lds.wave * T::WAVE_TOKENS + sub * 16;
+            const u32 place = pages.template shared_place<16>(tile, token) * 4;
+            key[sub] = load<Unaligned>(keys.base + pages.template page<16>(keys, tile, token, 0) + place, offset);
+            value[sub] = load<Unaligned>(values.base + pages.template page<16>(values, tile, token, 0) + place, offset);
         }
     }
 
     // Tokens that are not the call's get V scale 0.
-    PA_DEVICE void mask(const Task<T> &task, int tile) {
-        const int token = tile * T::TOKENS + wave() * T::WAVE_TOKENS + lane() / 16 * 4;
+    PA_DEVICE void mask(const Task<T> &task, const Lds<T> &lds, int tile) {
+        const int token = tile * T::TOKENS + lds.wave * T::WAVE_TOKENS + lane() / 16 * 4;
         const int end = task.context - token, first = T::WINDOW ? task.first_token - token : 0;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
             PA_UNROLL for (int i = 0; i < 4; i++) {
@@ -92,8 +94,8 @@ PA_DEVICE void scale_scores(Scores<T> &scores, const RowStates<T> &rows, const T
 
 // Scores of tokens that a row does not attend become -inf, whatever they are.
 template <class T>
-PA_DEVICE void mask_scores(Scores<T> &scores, const RowStates<T> &rows, int tile) {
-    const int token = tile * T::TOKENS + wave() * T::WAVE_TOKENS + lane() / 16 * 4;
+PA_DEVICE void mask_scores(Scores<T> &scores, const RowStates<T> &rows, const Lds<T> &lds, int tile) {
+    const int token = tile * T::TOKENS + lds.wave * T::WAVE_TOKENS + lane() / 16 * 4;
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
         const int last = rows.last[m] - token, first = T::WINDOW ? rows.first[m] - token : 0;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
@@ -111,7 +113,7 @@ PA_DEVICE void publish_maximum(const Scores<T> &scores, const Lds<T> &lds, int m
     float x = largest(scores.of[m][0]);
     PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) x = max(x, largest(scores.of[m][sub]));
     x = largest_of_row(x);
-    if (lane() < 16) lds.maximum(lane(), wave()) = x;
+    if (lane() < 16) lds.maximum(lane(), lds.wave) = x;
 }
 
 // P of one M-tile goes to LDS, the row's maximum and sum move on; gives what O so far is to be multiplied by.
@@ -129,7 +131,7 @@ PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const Tok
         f32x4 p = scores.of[m][sub] + shift;
         PA_UNROLL for (int i = 0; i < 4; i++) p[i] = exp2(p[i]);
         total += p;
-        const int token = wave() * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;
+        const int token = lds.wave * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;
         if constexpr (T::FP8) {
             if constexpr (T::PER_TOKEN) p *= scales.value[sub] * value_factor;
             lds.template p<u32>(lane() % 16, token) = narrow_fp8(p);

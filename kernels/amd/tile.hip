@@ -13,5 +13,5 @@ extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_
         if (reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
     }
     const int plan_row = work ? work[slot].row : slot;
-    if (plan_row >= 0) pa::run_task(call, plan_row, slot, pa::Lds<T>{memory});
+    if (plan_row >= 0) pa::run_task(call, plan_row, slot, pa::Lds<T>(memory));
 }

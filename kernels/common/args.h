@@ -42,7 +42,7 @@ struct TileArgs {
 // Merges partial results: one plan row's tasks for each query row and head. Grid: x query rows of a sequence (token) times the chunks of
 // head_dim (256 dims where that divides it, else 128, else 64; token major), y q heads, z sequences. Blocks of PA_THREADS (64, 256 or 1024).
 struct ReduceArgs {
-    const ReduceInfo *reduce;  // [plan_rows]
+    const ReduceInfo *reduce;  // [plan_rows], or null: plan-free, each row is one task in the slot of its number
     const float *partial;      // as TileArgs::out
     const float *statistics;   // float2, as the tile's
     const float *sinks;        // [q_heads], or null

@@ -133,7 +133,9 @@ template <int HEAD_DIM, int NUMBER, bool RAGGED, int THREADS> PA_DEVICE void red
         row = start + token;
     }
     int q_group = args.q_heads / args.kv_heads, kv_head = head / q_group;
-    ReduceInfo info = args.reduce[args.per_head ? sequence * args.kv_heads + kv_head : sequence];
+    int plan_row = args.per_head ? sequence * args.kv_heads + kv_head : sequence;
+    ReduceInfo info = {plan_row, 1};
+    if (args.reduce) info = args.reduce[plan_row];
     int heads = args.per_head ? 1 : args.kv_heads;
     int group = thread() / Reducer::LANES, lane = thread() % Reducer::LANES;
     long first = ((long)info.first_slot * heads + (args.per_head ? 0 : kv_head)) * args.rows + token * q_group + head % q_group;

@@ -14,6 +14,7 @@ use super::hip::Hip;
 use super::module::Modules;
 use super::pinned::Staging;
 use super::pool::Pool;
+use super::scalar::Scalars;
 use super::storage::RocmStorage;
 use super::stream::Stream;
 use crate::jit::{Compiler, JitSettings};
@@ -80,6 +81,7 @@ pub(super) struct Inner {
     pub stream: Stream,
     pub pool: Pool,
     pub staging: Staging,
+    pub scalars: Scalars,
     pub modules: Modules,
     pub compiler: Compiler,
     pub counts: Counters,
@@ -131,6 +133,7 @@ impl RocmDevice {
             stream,
             pool: Pool::new(settings.pool_cap_bytes),
             staging: Staging::default(),
+            scalars: Scalars::default(),
             modules: Modules::default(),
             compiler: Compiler::new(settings.jit),
             counts: Counters::default(),
@@ -262,6 +265,7 @@ impl Drop for Inner {
         // Every tensor and graph held this, so none is left.
         self.stream.destroy(context);
         self.staging.close(context);
+        self.scalars.close(context, &self.pool);
         self.modules.close(context);
         self.pool.trim(context, 0);
     }

@@ -9,11 +9,15 @@ use candle::{Result, bail};
 
 use super::device::RocmDevice;
 use super::module::Kernel;
+use crate::gpu::launch::LaunchShape;
 
 /// HIP's marks in a launch's list of extras: what follows is the arguments' address, their size; the end.
 const BUFFER_POINTER: *mut c_void = 1 as *mut c_void;
 const BUFFER_SIZE: *mut c_void = 2 as *mut c_void;
 const END: *mut c_void = 3 as *mut c_void;
+
+/// What HIP admits in a grid's second and third dim.
+const MOST_GROUPS_YZ: u32 = 65535;
 
 impl RocmDevice {
     /// Launches `kernel` with `grid` workgroups of `threads` threads. `args` is the kernel's arguments as they lie in memory (a `repr(C)`
@@ -54,5 +58,36 @@ impl RocmDevice {
         })?;
         inner.counts.launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// A launch that is ready to be enqueued.
+pub(super) struct Launch<A> {
+    device: RocmDevice,
+    kernel: Kernel,
+    shape: LaunchShape,
+    args: A,
+}
+
+impl<A: Copy> Launch<A> {
+    /// The launch of `kernel` in `shape`. Errors: more workgroups than the runtime counts.
+    ///
+    /// # Safety
+    /// As [`RocmDevice::launch`], for memory that lives until [`Launch::run`] returns.
+    pub unsafe fn new(device: &RocmDevice, kernel: Kernel, shape: LaunchShape, args: A) -> Result<Self> {
+        if shape.grid[1..].iter().any(|&groups| groups > MOST_GROUPS_YZ) {
+            let grid = shape.grid;
+            bail!(
+                "rocm: launch: kernel {}: a grid of {grid:?} workgroups has more than {MOST_GROUPS_YZ} in its second or third dim",
+                kernel.name()
+            )
+        }
+        Ok(Self { device: device.clone(), kernel, shape, args })
+    }
+
+    /// Enqueues it.
+    pub fn run(&self) -> Result<()> {
+        // SAFETY: the word of whoever made it.
+        unsafe { self.device.launch(&self.kernel, self.shape.grid, self.shape.threads, &self.args) }
     }
 }

@@ -41,22 +41,34 @@
 //! graph keeps the memory that it uses until it is dropped. [`RocmDevice::counts`] tells what is in use and what is kept.
 
 mod context;
+mod decode;
 mod device;
 mod error;
 mod graph;
 mod hip;
+mod host;
 mod launch;
 mod module;
+mod pages;
 mod pinned;
+mod plan;
 mod pool;
+mod scalar;
+mod scale;
 pub mod specialize;
+mod staged;
 mod storage;
 mod stream;
+mod strides;
 mod tensor;
 
+pub use decode::{RocmOptions, decode, decode_into, decode_with_lse};
 pub use device::{Counts, DeviceSettings, RocmDevice};
 pub use graph::RocmGraph;
 pub use module::Kernel;
+pub use pages::RocmPages;
 pub use pinned::Upload;
+pub use plan::{PlanShape, RocmPlan};
+pub use staged::{explain_call, paged_decode};
 pub use storage::RocmStorage;
 pub use tensor::RocmTensor;

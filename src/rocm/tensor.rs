@@ -7,6 +7,7 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, 
 
 use super::device::RocmDevice;
 use super::storage::RocmStorage;
+use crate::op::call::{Described, Meta};
 
 /// A tensor on an AMD GPU: shared memory, a layout in elements and a dtype. Clones and views share the memory.
 ///
@@ -188,6 +189,16 @@ impl RocmTensor {
         Ok(self.with_layout(Layout::contiguous_with_offset(shape, self.layout.start_offset())))
     }
 
+    /// Whether both are views of the same memory.
+    pub fn shares_storage(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// Elements of this dtype that the memory behind it holds.
+    pub(super) fn storage_elements(&self) -> usize {
+        self.storage.bytes() / self.dtype.size_in_bytes().max(1)
+    }
+
     fn with_layout(&self, layout: Layout) -> Self {
         Self { storage: self.storage.clone(), layout, dtype: self.dtype }
     }
@@ -204,6 +215,12 @@ impl RocmTensor {
     fn span(&self) -> (usize, usize) {
         let last: usize = self.dims().iter().zip(self.stride()).map(|(length, stride)| (length - 1) * stride).sum();
         (self.layout.start_offset(), last + 1)
+    }
+}
+
+impl Described for RocmTensor {
+    fn meta(&self) -> Meta<'_> {
+        Meta { dtype: self.dtype, layout: &self.layout }
     }
 }
 
@@ -232,7 +249,15 @@ fn with_bytes<T>(tensor: &Tensor, f: impl FnOnce(&[u8]) -> Result<T>) -> Result<
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { bail!("rocm: a CPU tensor without CPU storage") };
-    let bytes = match storage {
+    let bytes = storage_bytes(storage)?;
+    let size = tensor.dtype().size_in_bytes();
+    let (start, end) = layout.contiguous_offsets().unwrap_or((0, 0));
+    f(&bytes[start * size..end * size])
+}
+
+/// The bytes of candle's CPU storage.
+pub(super) fn storage_bytes(storage: &CpuStorage) -> Result<&[u8]> {
+    Ok(match storage {
         CpuStorage::U8(values) => values,
         CpuStorage::U32(values) => as_bytes(values),
         CpuStorage::I16(values) => as_bytes(values),
@@ -243,15 +268,12 @@ fn with_bytes<T>(tensor: &Tensor, f: impl FnOnce(&[u8]) -> Result<T>) -> Result<
         CpuStorage::F32(values) => as_bytes(values),
         CpuStorage::F64(values) => as_bytes(values),
         CpuStorage::F8E4M3(values) => as_bytes(values),
-        _ => bail!("rocm: {:?} tensors cannot be had; U8 holds packed bytes", tensor.dtype()),
-    };
-    let size = tensor.dtype().size_in_bytes();
-    let (start, end) = layout.contiguous_offsets().unwrap_or((0, 0));
-    f(&bytes[start * size..end * size])
+        other => bail!("rocm: {:?} tensors cannot be had; U8 holds packed bytes", candle::backend::BackendStorage::dtype(other)),
+    })
 }
 
 /// Numbers that are nothing but their bytes.
-trait Plain {}
+pub(super) trait Plain {}
 impl Plain for u32 {}
 impl Plain for i16 {}
 impl Plain for i32 {}
@@ -262,7 +284,7 @@ impl Plain for f32 {}
 impl Plain for f64 {}
 impl Plain for float8::F8E4M3 {}
 
-fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
+pub(super) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: a `Plain` type has no padding, and any byte may be read as u8.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
 }

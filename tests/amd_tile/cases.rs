@@ -2,8 +2,9 @@
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::registry::Arch;
-use testkit::cases::{CaseSpec, Poison};
+use candle_paged_attn::registry::{Arch, ArchName};
+use testkit::cases::{CaseSpec, Poison, Scales};
+use testkit::quantized::{self, Fp8};
 
 use crate::call::{LAYOUTS, TileCall, archs};
 use crate::require_clang;
@@ -37,6 +38,32 @@ fn check(spec: CaseSpec, arch: &Arch) -> f64 {
     let outcome = call.run().unwrap_or_else(|e| panic!("{context}: {e}"));
     let lse_tolerance = if spec.kv_dtype == KvDtype::Fp8 { 0.05 } else { 1e-3 };
     expected.compare(&outcome.out, Some(&outcome.lse), tolerance, lse_tolerance).unwrap_or_else(|e| panic!("{context}: {e}"))
+}
+
+/// An FP8 call: near the float64 model of its quantization, and at `exact` also near the exact answer.
+#[track_caller]
+fn check_fp8(spec: CaseSpec, arch: &Arch, exact: bool) -> f64 {
+    let context = format!("{} {spec:?}", arch.name);
+    let case = spec.build().unwrap();
+    let call = TileCall::new(case, arch.clone()).unwrap();
+    let outcome = call.run().unwrap_or_else(|e| panic!("{context}: {e}"));
+    let case = &call.case;
+    let how = (&*call.tasks(), Fp8 { fnuz: arch.name == ArchName::Gfx942 });
+    let caches = (&case.key_cache, &case.value_cache);
+    let model = quantized::attention(&case.q, caches, &case.block_tables, &case.context_lens, &case.options, how).unwrap();
+    if exact {
+        case.expected().unwrap().compare(&outcome.out, None, 0.08, 0.0).unwrap_or_else(|e| panic!("exact: {context}: {e}"));
+    }
+    model.compare(&outcome.out, Some(&outcome.lse), 1e-2, 1e-3).unwrap_or_else(|e| panic!("{context}: {e}"))
+}
+
+#[track_caller]
+fn check_all_fp8(specs: Vec<CaseSpec>) {
+    for arch in archs() {
+        let check = |(i, s): (usize, &CaseSpec)| check_fp8(CaseSpec { seed: i as u64, ..s.clone() }, &arch, s.q_factor == 1.0);
+        let worst = specs.iter().enumerate().map(check).fold(0.0, f64::max);
+        println!("{}: {} FP8 calls, worst relative L2 {worst:.2e} against the model", arch.name, specs.len());
+    }
 }
 
 #[track_caller]
@@ -137,4 +164,58 @@ fn batches() {
         CaseSpec { page_strided: true, q_strided: true, kv_heads: 2, lens: vec![300, 520], signed_tables: false, ..base() },
         CaseSpec { kv_heads: 4, lens: vec![2000], workgroup_budget: Some(12), ..base() },
     ]);
+}
+
+fn fp8() -> CaseSpec {
+    CaseSpec { kv_dtype: KvDtype::Fp8, ..base() }
+}
+
+/// Scales up to 3 a token make scores three times as large as real caches do, and with them what Q loses in FP8: the softmax scale makes up
+/// for it.
+fn scaled(scales: Scales, spec: CaseSpec) -> CaseSpec {
+    let softmax_scale = (scales == Scales::PerToken).then(|| 0.5 / (spec.head_dim as f32).sqrt());
+    CaseSpec { scales, softmax_scale, ..spec }
+}
+
+const SCALES: [Scales; 4] = [Scales::None, Scales::Scalar, Scales::ScalarTensor, Scales::PerToken];
+
+#[test]
+fn fp8_scales_and_dtypes() {
+    require_clang!();
+    let mut specs = vec![];
+    for scales in SCALES {
+        for (q_dtype, q_factor) in [(DType::BF16, 1.0), (DType::BF16, 32.0), (DType::F16, 1.0), (DType::F32, 32.0)] {
+            specs.push(scaled(scales, CaseSpec { q_dtype, q_factor, lens: vec![700, 3], ..fp8() }));
+            let verify = CaseSpec { query_lens: vec![4], max_partitions: Some(1), lens: vec![700, 2], ..fp8() };
+            specs.push(scaled(scales, CaseSpec { q_dtype, q_factor, ..verify }));
+        }
+    }
+    check_all_fp8(specs);
+}
+
+#[test]
+fn fp8_shapes() {
+    require_clang!();
+    let mut specs = vec![];
+    for (i, head_dim) in [64, 128, 192, 256, 512, 1024].into_iter().enumerate() {
+        let scales = if i % 2 == 0 { Scales::PerToken } else { Scales::Scalar };
+        specs.push(scaled(scales, CaseSpec { head_dim, group: 16, query_lens: vec![1 + i % 4], lens: vec![300], ..fp8() }));
+    }
+    for page_size in [16, 32, 64, 128, 256, 1024] {
+        let spec = CaseSpec { page_size, kv_heads: 2, lens: vec![600], poison: Poison::Infinity, ..fp8() };
+        specs.push(scaled(Scales::PerToken, spec));
+    }
+    check_all_fp8(layouts(specs));
+}
+
+#[test]
+fn fp8_context_lengths() {
+    require_clang!();
+    let lens = vec![0, 1, 255, 256, 257, 1027, -3];
+    let one_slot = CaseSpec { lens, workgroup_budget: Some(1), ..fp8() };
+    let with = |scales, query, window| scaled(scales, CaseSpec { query_lens: vec![query], window, ..one_slot.clone() });
+    let mut specs = vec![with(Scales::PerToken, 1, None), with(Scales::Scalar, 4, None), with(Scales::PerToken, 3, Some(100))];
+    specs.push(CaseSpec { sinks: true, softcap: Some(20.0), ..with(Scales::PerToken, 2, None) });
+    specs.push(CaseSpec { plan_free: true, softmax_scale: Some(-0.05), ..with(Scales::Scalar, 1, Some(300)) });
+    check_all_fp8(specs);
 }
