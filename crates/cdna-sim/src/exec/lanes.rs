@@ -338,6 +338,29 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_fma_f16" => same(F16, row!(|a, b, c| half_op(f64::from(h(a)) * f64::from(h(b)) + f64::from(h(c))))),
         "v_fmac_f16" => acc(F16, row!(|a, b, c| half_op(f64::from(h(a)) * f64::from(h(b)) + f64::from(h(c))))),
         "v_rcp_f16" => same(F16, row!(|a| half_op(1.0 / f64::from(h(a))))),
+        "v_floor_f16" => same(F16, row!(|a| to_h(h(a).floor()))),
+        "v_ceil_f16" => same(F16, row!(|a| to_h(h(a).ceil()))),
+        "v_trunc_f16" => same(F16, row!(|a| to_h(h(a).trunc()))),
+        "v_rndne_f16" => same(F16, row!(|a| to_h(h(a).round_ties_even()))),
+        "v_subrev_u16" => same(B16, row!(|a, b| b.wrapping_sub(a) & 0xffff)),
+        "v_min3_u16" => same(B16, row!(|a, b, c| (a as u16).min(b as u16).min(c as u16).into())),
+        "v_max3_u16" => same(B16, row!(|a, b, c| (a as u16).max(b as u16).max(c as u16).into())),
+        "v_min3_i16" => same(B16, row!(|a, b, c| (a as i16).min(b as i16).min(c as i16) as u16 as u32)),
+        "v_max3_i16" => same(B16, row!(|a, b, c| (a as i16).max(b as i16).max(c as i16) as u16 as u32)),
+        "v_med3_u16" => same(
+            B16,
+            row!(|a, b, c| {
+                let (a, b, c) = (a as u16, b as u16, c as u16);
+                a.min(b).max(a.max(b).min(c)).into()
+            }),
+        ),
+        "v_med3_i16" => same(
+            B16,
+            row!(|a, b, c| {
+                let (a, b, c) = (a as i16, b as i16, c as i16);
+                a.min(b).max(a.max(b).min(c)) as u16 as u32
+            }),
+        ),
         "v_add_u16" => same(B16, row!(|a, b| a.wrapping_add(b) & 0xffff)),
         "v_sub_u16" => same(B16, row!(|a, b| a.wrapping_sub(b) & 0xffff)),
         "v_mul_lo_u16" => same(B16, row!(|a, b| (a & 0xffff).wrapping_mul(b & 0xffff) & 0xffff)),
@@ -367,7 +390,7 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         _ => return None,
     };
     // These exist in the VOP3 encoding alone and select a half of their destination; the others clear the upper half.
-    let keeps_half = matches!(name, "v_fma_f16" | "v_mad_u16" | "v_mad_i16");
+    let keeps_half = matches!(name, "v_fma_f16" | "v_mad_u16" | "v_mad_i16") || (name.ends_with("16") && name.contains("3_"));
     Some(RowOp { keeps_half, ..found })
 }
 
@@ -471,6 +494,10 @@ pub fn wide_op(name: &str, arch: Arch) -> Option<WideOp> {
             };
             op(B64, [B16; 3], 1, f)
         }
+        "v_fmac_f64" => op(F64, [F64; 3], 3, |a, b, c| d(a).mul_add(d(b), d(c)).to_bits()),
+        "v_trunc_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).trunc().to_bits()),
+        "v_ceil_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).ceil().to_bits()),
+        "v_rndne_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).round_ties_even().to_bits()),
         "v_floor_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).floor().to_bits()),
         "v_ldexp_f64" => op(F64, [F64, B32, B32], 2, |a, b, _| (d(a) * 2f64.powi((b as i32).clamp(-1200, 1200))).to_bits()),
         _ => return None,

@@ -214,7 +214,11 @@ pub fn step(wave: &mut Wave, kind: &Kind) -> Step {
                     *x |= pick(a, 2) & pick(b, 1) & pick(c, 0);
                 }
             }
-            finish(wave, v, Ty::B32, out, false);
+            let half = v.inputs[0].ty == Ty::B16;
+            if half {
+                out.iter_mut().for_each(|x| *x &= 0xffff);
+            }
+            finish(wave, v, v.inputs[0].ty, out, half);
         }
         Kind::ScaledTo { v, from, to, part } => {
             let two = *from == Wide::F32;
@@ -434,9 +438,10 @@ fn div_scale(wave: &mut Wave, v: &Vector, out: u16) {
         } else if d == 0 {
             value = scaled(which, 64);
         } else if d >= 253 && n - d <= -127 {
+            // The ISA document's 2^64 would overflow; only 2^-64 gives what the last step scales back.
             vcc |= 1 << lane;
             if is_denominator {
-                value = scaled(which, 64);
+                value = scaled(which, -64);
             }
         } else if d >= 253 {
             value = scaled(which, -64);
