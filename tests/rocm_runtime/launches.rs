@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use candle::{DType, Result};
-use candle_paged_attn::jit::{JitEvent, JitSettings, Source, Specialization};
-use candle_paged_attn::rocm::{DeviceSettings, RocmDevice, RocmTensor};
+use candle_paged_attn::jit::{JitEvent, JitSettings, Progress};
+use candle_paged_attn::rocm::{DeviceSettings, RocmDevice, RocmTensor, specialize};
 
 use crate::support::*;
 
@@ -70,7 +70,7 @@ fn a_specialization_is_compiled_once_and_loaded_once_a_device() {
     let compiled = Arc::new(Mutex::new(0));
     let open = || {
         let count = compiled.clone();
-        let progress: candle_paged_attn::jit::Progress = Arc::new(move |event: &JitEvent| {
+        let progress: Progress = Arc::new(move |event: &JitEvent| {
             *count.lock().unwrap() += usize::from(matches!(event, JitEvent::Compiled { .. }));
         });
         let jit = JitSettings { clang: None, cache_dir: Some(folder.path().into()), progress: Some(progress) };
@@ -79,18 +79,11 @@ fn a_specialization_is_compiled_once_and_loaded_once_a_device() {
     let loads = || simulator().map(|simulator| simulator.count("module_loads"));
     let before = loads();
     let devices = [open(), open()];
-    let defines = [("PA_HEAD_DIM", "64"), ("PA_QUERY", "0"), ("PA_RAGGED", "0")].map(|(name, value)| (name.into(), value.into()));
-    let specialization = Specialization {
-        arch: devices[0].arch().name,
-        source: Source::Reduce,
-        kernel: "reduce_of_the_test".into(),
-        defines: defines.into(),
-        options: vec![],
-    };
+    let specialization = specialize::plan(devices[0].arch(), 8, false).unwrap();
     for device in &devices {
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| assert_eq!(device.kernel(&specialization).unwrap().name(), "reduce_of_the_test"));
+                scope.spawn(|| assert_eq!(device.kernel(&specialization).unwrap().name(), specialization.kernel));
             }
         });
         // Known by now: also while capturing.
