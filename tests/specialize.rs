@@ -184,6 +184,8 @@ fn writes_and_reducers_have_names_and_macros() {
         ["PA_HEAD_DIM", "PA_PAGE", "PA_QUERY", "PA_KV", "PA_SCALES", "PA_LAYOUT"].map(|name| define(&write, name)),
         ["64", "16", "2", "2", "2", "1"]
     );
+    let unscaled = [ScaleMode::None, ScaleMode::Scalar].map(|scales| specialize::write(&WriteKey { scales, ..key }).unwrap());
+    assert_eq!(unscaled[0], unscaled[1]);
     let error = specialize::write(&WriteKey { kv_dtype: KvDtype::F32, ..key }).unwrap_err().to_string();
     assert!(error.contains("gfx942") && error.contains("F32"), "{error}");
     assert!(specialize::write(&WriteKey { dtype: DType::U8, ..key }).is_err());

@@ -40,6 +40,8 @@ pub struct Done {
     pub folder: String,
     /// What was compiled, but could not be written.
     not_kept: usize,
+    /// What there is no kernel for.
+    pub notes: Vec<String>,
 }
 
 impl Done {
@@ -84,7 +86,7 @@ pub fn build(jobs: Vec<Job>, threads: usize, cache: Option<PathBuf>) -> Result<D
         outcome
     });
     bar.finish_and_clear();
-    Ok(Done { jobs, folder, not_kept: not_kept.load(Ordering::Relaxed) })
+    Ok(Done { jobs, folder, not_kept: not_kept.load(Ordering::Relaxed), notes: vec![] })
 }
 
 fn compile(compiler: &Compiler, spec: &Specialization) -> Result<(Resources, Option<f64>)> {

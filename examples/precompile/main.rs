@@ -10,6 +10,8 @@
 mod build;
 mod shape;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +21,7 @@ use candle_paged_attn::registry::Arch;
 use clap::Parser;
 use testkit::workloads;
 
-use crate::build::{Job, Outcome, build};
+use crate::build::{Done, Job, Outcome, build};
 use crate::shape::{Kernels, Shape};
 
 /// Compiles the kernels of a list of shapes for AMD GPUs into a cache, so that programs on other machines need no compiler, and prints what each takes
@@ -51,20 +53,23 @@ struct Args {
 }
 
 fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+    let done = run(&Args::parse())?;
+    print!("{}{}", table::draw(&done.jobs), summary(&done));
+    Ok(if done.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Compiles what the arguments ask for.
+fn run(args: &Args) -> Result<Done> {
     let archs = args.arch.iter().map(|name| arch(name)).collect::<Result<Vec<_>>>()?;
     let mut kernels = Kernels::default();
     for shape in args.shapes()? {
         kernels.add(&shape, &archs)?;
     }
-    let Kernels { specializations, notes } = kernels;
-    let jobs = specializations.into_iter().map(Job::new).collect();
+    let jobs = kernels.specializations.into_iter().map(Job::new).collect();
     let threads = args.jobs.or(std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
-    let done = build(jobs, threads, args.cache)?;
-    print!("{}", table::draw(&done.jobs));
-    println!("{}", summary(&done.jobs, &done.folder));
-    notes.iter().for_each(|note| println!("{note}"));
-    Ok(if done.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let mut done = build(jobs, threads, args.cache.clone())?;
+    done.notes = kernels.notes;
+    Ok(done)
 }
 
 impl Args {
@@ -101,12 +106,13 @@ fn arch(name: &str) -> Result<Arch> {
     Ok(arch)
 }
 
-fn summary(jobs: &[Job], folder: &str) -> String {
-    let count = |wanted: fn(&Outcome) -> bool| jobs.iter().filter(|job| wanted(&job.outcome)).count();
+fn summary(done: &Done) -> String {
+    let count = |wanted: fn(&Outcome) -> bool| done.jobs.iter().filter(|job| wanted(&job.outcome)).count();
     let failed = match count(|outcome| matches!(outcome, Outcome::Failed(_))) {
         0 => String::new(),
         n => format!(", {n} FAILED"),
     };
     let (compiled, there) = (count(|o| matches!(o, Outcome::Compiled { .. })), count(|o| matches!(o, Outcome::Hit(_))));
-    format!("{} kernels in {folder}: {compiled} compiled, {there} there already{failed}", jobs.len())
+    let notes: String = done.notes.iter().map(|note| format!("{note}\n")).collect();
+    format!("{} kernels in {}: {compiled} compiled, {there} there already{failed}\n{notes}", done.jobs.len(), done.folder)
 }

@@ -5,7 +5,7 @@ use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::{PlanRequest, capacity};
-use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, preferred_layout};
+use candle_paged_attn::registry::{Arch, ArchName, M_TILE_ROWS, Problem, ScaleMode, preferred_layout};
 use candle_paged_attn::rocm::specialize::{self, WriteKey};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
@@ -233,6 +233,13 @@ impl Shape {
         if self.per_head_tables { self.kv_heads } else { 1 }
     }
 
+    /// New tokens of the longest sequence. A ragged batch may have any number: as many as fill one to four M-tiles, the most of a workgroup.
+    fn longest(&self, ragged: bool) -> Vec<usize> {
+        let group = (self.q_heads / self.kv_heads).max(1);
+        let any = if ragged { (4 * M_TILE_ROWS).div_ceil(group) } else { 0 };
+        self.query_lens.iter().copied().chain(1..=any).collect()
+    }
+
     fn raggedness(&self) -> impl Iterator<Item = bool> + use<> {
         [false, true].into_iter().take(if self.even { 1 } else { 2 })
     }
@@ -240,7 +247,7 @@ impl Shape {
     /// The calls whose kernels may differ: each query length, even and ragged, split over workgroups and not, one sequence and many.
     fn problems(&self, kv: KvArg, arch: &Arch) -> Result<Vec<Problem>> {
         let mut problems = vec![];
-        for (ragged, &query_len) in self.raggedness().flat_map(|ragged| self.query_lens.iter().map(move |len| (ragged, len))) {
+        for (ragged, query_len) in self.raggedness().flat_map(|ragged| self.longest(ragged).into_iter().map(move |len| (ragged, len))) {
             for (max_partitions, batch) in [None, Some(1)].into_iter().flat_map(|most| [1, self.max_batch].map(|batch| (most, batch))) {
                 let (context_lens, query_lens) = (vec![1; batch * self.rows_a_sequence()], [query_len]);
                 let heads = self.kv_heads / self.rows_a_sequence();
@@ -355,7 +362,6 @@ mod tests {
         let ragged = names.iter().filter(|name| name.ends_with("_ragged")).count();
         assert_eq!(ragged, 3 + 4, "{names:?}");
         names.retain(|name| !name.ends_with("_ragged"));
-        names.dedup();
         let wanted = [
             "pa_bf16_d128_p128_m1",
             "pa_bf16_d128_p128_m1_direct",
@@ -372,8 +378,9 @@ mod tests {
         for name in wanted {
             assert!(names.iter().any(|n| n == name), "{name}: {names:?}");
         }
-        // Tiles come ragged too, under the same names.
-        assert_eq!(names.iter().filter(|name| *name == "pa_bf16_d128_p128_m1").count(), 2);
+        // Tiles come ragged too, under the same names, and then with every number of M-tiles.
+        let count = |name: &str| names.iter().filter(|n| *n == name).count();
+        assert_eq!([count("pa_bf16_d128_p128_m1"), count("pa_bf16_d128_p128_m3"), count("pa_bf16_d128_p128_m4_direct")], [2, 1, 2]);
     }
 
     #[test]

@@ -125,6 +125,8 @@ pub struct WriteKey {
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
     let WriteKey { arch, head_dim, page_size, dtype, kv_dtype, scales, layout } = *key;
+    // As for the tile, an FP8 cache without scales has scalar ones of 1.
+    let scales = if kv_dtype == KvDtype::Fp8 { scales.max(ScaleMode::Scalar) } else { scales };
     let scaled = match scales {
         ScaleMode::Scalar => "_scalar",
         ScaleMode::PerToken => "_token",

@@ -41,7 +41,8 @@ fn padded_pages(cache: &Tensor, pages: usize) -> Result<Tensor> {
 /// Overwrites the call's inputs with those of `case`.
 fn set(call: &OnDevice, case: &Case) -> Result<()> {
     let other = OnDevice::new(case, call.q.device())?;
-    for (to, from) in [(&call.q, &other.q), (&call.key, &other.key), (&call.value, &other.value), (&call.block_tables, &other.block_tables)] {
+    for (to, from) in [(&call.q, &other.q), (&call.key, &other.key), (&call.value, &other.value), (&call.block_tables, &other.block_tables)]
+    {
         to.copy_from_device(from)?;
     }
     call.context_lens.copy_from_device(&other.context_lens)?;

@@ -122,6 +122,10 @@ fn with_a_lost_device() {
     for part in ["hip", "on device 0", "the device is lost", "start a new one"] {
         assert!(first.contains(part), "{first}");
     }
+    // Even if the device worked again: what it held is not what it was.
+    if let Some(simulator) = simulator() {
+        simulator.revive();
+    }
     let later = [
         device.synchronize(),
         device.alloc(100).map(|_| ()),
@@ -140,6 +144,5 @@ fn with_a_lost_device() {
             Ok(()) => assert_eq!(i, 1, "only memory of the pool may still be had"),
         }
     }
-    drop((graph, there, device));
-    assert_error(RocmDevice::new(0), &["hip"]);
+    drop((graph, there));
 }

@@ -171,6 +171,36 @@ fn a_wait_for_a_pinned_buffer_may_fail_too() -> Result<()> {
 }
 
 #[test]
+fn a_pinned_buffer_whose_event_failed_is_used_again_after_a_wait() -> Result<()> {
+    let _alone = alone();
+    let Some(simulator) = simulator() else { return Ok(()) };
+    let device = device();
+    simulator.clear();
+    simulator.fail("hipEventRecord", 1, 0);
+    assert_error(device.upload(&[&[1]]), &["hipEventRecord: unknown error (hipErrorUnknown, 999) on device 0"]);
+    device.upload(&[&[2]])?;
+    assert_eq!(simulator.count("host_allocations"), 1);
+    // Where the wait fails too nothing tells when the copy is done: the buffer is left alone until the device goes.
+    device.synchronize()?;
+    simulator.clear();
+    simulator.fail("hipEventRecord", 1, 0);
+    simulator.fail("hipStreamSynchronize", 1, 0);
+    assert_error(device.upload(&[&[3]]), &["hipEventRecord"]);
+    simulator.clear();
+    device.upload(&[&[4]])?;
+    device.upload(&[&[5]])?;
+    assert_eq!(simulator.count("host_allocations"), if simulated_queues() { 3 } else { 2 });
+    drop(device);
+    assert_eq!(simulator.count("host_allocations"), 0);
+    Ok(())
+}
+
+/// Whether the simulator leaves work undone until something waits for it.
+fn simulated_queues() -> bool {
+    std::env::var("HIP_SIM_ASYNC").is_ok_and(|value| value == "1")
+}
+
+#[test]
 fn out_of_memory_is_told_when_the_rest_cannot_be_asked_either() {
     let _alone = alone();
     let Some(simulator) = simulator() else { return };

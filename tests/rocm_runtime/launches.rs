@@ -1,7 +1,10 @@
 //! Kernels are loaded and launched.
 
+use std::sync::{Arc, Mutex};
+
 use candle::{DType, Result};
-use candle_paged_attn::rocm::RocmTensor;
+use candle_paged_attn::jit::{JitEvent, JitSettings, Progress};
+use candle_paged_attn::rocm::{DeviceSettings, RocmDevice, RocmTensor, specialize};
 
 use crate::support::*;
 
@@ -37,7 +40,7 @@ fn launches_that_cannot_be_are_refused_by_name() -> Result<()> {
     let kernel = device.load(code_object(), "add")?;
     let args = Add { from: 0, to: 0, add: 0.0, n: 0 };
     // SAFETY: n is 0: the kernel touches nothing.
-    let launch = |on: &candle_paged_attn::rocm::RocmDevice, grid, threads| unsafe { on.launch(&kernel, grid, threads, &args) };
+    let launch = |on: &RocmDevice, grid, threads| unsafe { on.launch(&kernel, grid, threads, &args) };
     assert_error(launch(&device, [1, 1, 1], 0), &["launch", "add", "1 to 1024", "asked for 0"]);
     assert_error(launch(&device, [1, 1, 1], 1025), &["launch", "add", "1 to 1024", "asked for 1025"]);
     assert_error(launch(&device, [1 << 24, 1, 1], 256), &["launch", "add", "2^32"]);
@@ -58,4 +61,34 @@ fn code_that_cannot_be_loaded_is_refused_by_name() {
     assert_error(device.load(code_object(), "subtract"), &["hipModuleGetFunction", "hipErrorNotFound", "kernel subtract"]);
     assert_error(device.load(code_object(), "a\0b"), &["zero byte"]);
     assert_eq!(simulator().map(|simulator| simulator.alive()), before);
+}
+
+#[test]
+fn a_specialization_is_compiled_once_and_loaded_once_a_device() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let compiled = Arc::new(Mutex::new(0));
+    let open = || {
+        let count = compiled.clone();
+        let progress: Progress = Arc::new(move |event: &JitEvent| {
+            *count.lock().unwrap() += usize::from(matches!(event, JitEvent::Compiled { .. }));
+        });
+        let jit = JitSettings { clang: None, cache_dir: Some(folder.path().into()), progress: Some(progress) };
+        RocmDevice::with_settings(0, DeviceSettings { jit, ..DeviceSettings::default() }).unwrap()
+    };
+    let loads = || simulator().map(|simulator| simulator.count("module_loads"));
+    let before = loads();
+    let devices = [open(), open()];
+    let specialization = specialize::plan(devices[0].arch(), 8, false).unwrap();
+    for device in &devices {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert_eq!(device.kernel(&specialization).unwrap().name(), specialization.kernel));
+            }
+        });
+        // Known by now: also while capturing.
+        device.capture(|| device.kernel(&specialization).map(|_| ())).unwrap();
+    }
+    assert_eq!(*compiled.lock().unwrap(), 1);
+    assert_eq!(loads(), before.map(|loads| loads + 2));
 }

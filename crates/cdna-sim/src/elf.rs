@@ -158,19 +158,14 @@ impl CodeObject {
         }
         let arch = Arch::from_flags(header.e_flags(endian))?;
         let mut segments = Vec::new();
-        for program in file.elf_program_headers() {
-            match program.p_type(endian) {
-                elf::PT_LOAD => {
-                    let mut data = program.data(endian, bytes).map_err(|()| bad("a segment lies outside the file"))?.to_vec();
-                    let memory = usize::try_from(program.p_memsz(endian)).map_err(|_| bad("a segment is too large"))?;
-                    if memory > 1 << 30 {
-                        return Err(bad("a segment is larger than 1 GiB"));
-                    }
-                    data.resize(memory.max(data.len()), 0);
-                    segments.push(Segment { address: program.p_vaddr(endian), data });
-                }
-                _ => {}
+        for program in file.elf_program_headers().iter().filter(|program| program.p_type(endian) == elf::PT_LOAD) {
+            let mut data = program.data(endian, bytes).map_err(|()| bad("a segment lies outside the file"))?.to_vec();
+            let memory = usize::try_from(program.p_memsz(endian)).map_err(|_| bad("a segment is too large"))?;
+            if memory > 1 << 30 {
+                return Err(bad("a segment is larger than 1 GiB"));
             }
+            data.resize(memory.max(data.len()), 0);
+            segments.push(Segment { address: program.p_vaddr(endian), data });
         }
         if file.dynamic_relocations().is_some_and(|mut relocations| relocations.next().is_some()) {
             return Err(bad("dynamic relocations are not supported"));
