@@ -33,6 +33,22 @@ fn with_a_library_that_is_no_runtime() {
     child("errors::with_a_library_that_is_no_runtime", &[("HIP_PATH", folder.path().to_str().unwrap())]);
 }
 
+/// Whether a HIP runtime is mapped into this process.
+fn runtime_is_mapped() -> bool {
+    std::fs::read_to_string("/proc/self/maps").unwrap().contains("libamdhip64")
+}
+
+#[test]
+fn the_runtime_is_opened_at_first_use_not_at_the_start() {
+    if in_child() {
+        assert!(!runtime_is_mapped(), "linked");
+        RocmDevice::count().unwrap();
+        assert!(runtime_is_mapped());
+    } else {
+        child("errors::the_runtime_is_opened_at_first_use_not_at_the_start", &[]);
+    }
+}
+
 #[test]
 fn without_a_gpu() {
     if in_child() {
