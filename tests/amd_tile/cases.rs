@@ -102,7 +102,8 @@ fn pages_and_layouts() {
 #[test]
 fn head_dims_and_m_tiles() {
     require_clang!();
-    let dims = [(64, 1), (64, 4), (128, 2), (128, 3), (128, 4), (192, 1), (192, 2), (256, 1), (256, 4), (512, 1), (512, 2), (1024, 1), (1024, 2)];
+    let dims =
+        [(64, 1), (64, 4), (128, 2), (128, 3), (128, 4), (192, 1), (192, 2), (256, 1), (256, 4), (512, 1), (512, 2), (1024, 1), (1024, 2)];
     check_all(layouts(dims.map(|(head_dim, m)| CaseSpec { head_dim, group: 16, query_lens: vec![m], lens: vec![270], ..base() })));
 }
 
