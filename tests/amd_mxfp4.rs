@@ -4,9 +4,9 @@
 
 #[path = "amd_tile/call.rs"]
 mod call;
-#[path = "amd_tile/compile.rs"]
-mod compile;
 #[path = "amd_mxfp4/cases.rs"]
 mod cases;
+#[path = "amd_tile/compile.rs"]
+mod compile;
 #[path = "amd_mxfp4/counts.rs"]
 mod counts;

@@ -72,10 +72,10 @@ struct WavePages {
     u32 entry[COUNT];  // of the block table: clamped where it is used, so that nothing waits for it here
 
     // Pages that no row attends are not looked up: one that is attended stands for them.
-    PA_DEVICE void load(const Call &call, const Task<T> &task, int tile) {
+    PA_DEVICE void load(const Call &call, const Task<T> &task, int wave, int tile) {
         const auto *table = (const __attribute__((address_space(4))) u32 *)(u64)task.table;
         const int attended = u32(task.first_token) / T::PAGE, most = min(u32(task.context - 1) / T::PAGE, call.max_pages - 1);
-        first = tile * T::TOKENS + wave() * T::WAVE_TOKENS;
+        first = tile * T::TOKENS + wave * T::WAVE_TOKENS;
         PA_UNROLL for (int i = 0; i < COUNT; i++) {
             const int page = u32(first) / T::PAGE + i;
             entry[i] = table[uniform(min(max(page, attended), most))];

@@ -16,8 +16,17 @@ fn steady_tiles() {
     require_clang!();
     let columns = ["VALU", "exp", "MFMA", "LDS", "conflicts", "VMEM", "SMEM", "SALU", "waits", "barriers", "bytes"];
     println!("{:34}{}", "", columns.map(|name| format!("{name:>10}")).concat());
-    for (head_dim, page_size, m) in [(128, 128, 1), (128, 16, 1), (128, 128, 2), (128, 128, 4), (64, 128, 1), (256, 128, 1), (256, 128, 2)] {
-        let spec = |tiles: i64| CaseSpec { head_dim, page_size, group: 16, query_lens: vec![m], lens: vec![tiles * 256], plan_free: true, ..base() };
+    for (head_dim, page_size, m) in [(128, 128, 1), (128, 16, 1), (128, 128, 2), (128, 128, 4), (64, 128, 1), (256, 128, 1), (256, 128, 2)]
+    {
+        let spec = |tiles: i64| CaseSpec {
+            head_dim,
+            page_size,
+            group: 16,
+            query_lens: vec![m],
+            lens: vec![tiles * 256],
+            plan_free: true,
+            ..base()
+        };
         let [nine, ten] = [9, 10].map(|tiles| TileCall::new(spec(tiles).build().unwrap(), Arch::gfx950()).unwrap().run().unwrap().counters);
         let class = |class: Class| ten.class(class) - nine.class(class);
         let counts = [
