@@ -35,6 +35,8 @@ pub struct Counters {
     pub unproven: BTreeMap<(u64, u64), u64>,
     /// Workgroups.
     pub workgroups: u64,
+    /// Instructions of the wave that executed most.
+    pub longest_wave: u64,
 }
 
 impl Counters {
@@ -73,6 +75,7 @@ impl Counters {
         self.global_stored_nontemporal += other.global_stored_nontemporal;
         self.scratch += other.scratch;
         self.workgroups += other.workgroups;
+        self.longest_wave = self.longest_wave.max(other.longest_wave);
         self
     }
 }
@@ -81,6 +84,7 @@ impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "workgroups                 {:>14}", self.workgroups)?;
         writeln!(f, "wave instructions          {:>14}", self.instructions())?;
+        writeln!(f, "  of the longest wave        {:>12}", self.longest_wave)?;
         for class in Class::ALL {
             writeln!(f, "  {:<24} {:>14}", format!("{class:?}"), self.class(class))?;
         }

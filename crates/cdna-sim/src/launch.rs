@@ -1,5 +1,7 @@
 //! Launches: argument segments, the state that waves start in, workgroups on all cores.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use crate::counters::Counters;
@@ -18,7 +20,7 @@ pub struct Module {
     /// What the file says.
     pub object: CodeObject,
     /// Its instructions.
-    pub program: Program,
+    pub program: Arc<Program>,
     /// Holds the image, so that constants are accessible at their addresses.
     image: Vec<u8>,
     lowest: u64,
@@ -58,7 +60,16 @@ impl Module {
     /// Reads, disassembles and decodes a code object.
     pub fn load(bytes: &[u8]) -> Result<Self> {
         let object = CodeObject::parse(bytes)?;
-        let program = Program::new(&disassemble(bytes, object.arch)?, object.arch)?;
+        let program = Arc::new(Program::new(&disassemble(bytes, object.arch)?, object.arch)?);
+        Ok(Self::new(object, program))
+    }
+
+    /// The same code object loaded once more: its own image, the same program.
+    pub fn reloaded(&self) -> Self {
+        Self::new(self.object.clone(), self.program.clone())
+    }
+
+    fn new(object: CodeObject, program: Arc<Program>) -> Self {
         let lowest = object.segments.iter().map(|segment| segment.address).min().unwrap_or(0);
         let end = object.segments.iter().map(|segment| segment.address + segment.data.len() as u64).max().unwrap_or(0);
         let mut image = vec![0; (end - lowest) as usize];
@@ -66,7 +77,7 @@ impl Module {
             let start = (segment.address - lowest) as usize;
             image[start..start + segment.data.len()].copy_from_slice(&segment.data);
         }
-        Ok(Self { object, program, image, lowest })
+        Self { object, program, image, lowest }
     }
 
     /// The kernel called `name`.
@@ -238,6 +249,7 @@ impl Start<'_> {
             }
             self.barrier(&mut waves, &mut group, id)?;
         }
+        group.counters.longest_wave = waves.iter().map(|wave| wave.executed).max().unwrap_or(0);
         group.counters.add_executions(program, &group.executions);
         Ok(group.counters)
     }
@@ -276,7 +288,8 @@ impl Start<'_> {
     fn wave(&self, index: usize, id: [u32; 3]) -> Result<Wave> {
         let kernel = self.kernel;
         let refuse = |reason: String| Error::Launch { kernel: kernel.name.clone(), reason };
-        let mut wave = Wave::new(index, View::new(self.map.clone()), self.mode, kernel.private_segment_size * 64);
+        let mut wave =
+            Wave::new(index, View::new(self.map.clone()), self.mode, kernel.private_segment_size * 64, self.module.program.vector_rows);
         let mut next = 0u16;
         let properties = kernel.properties;
         for (bit, size) in [(0, 4), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (6, 1)] {

@@ -226,6 +226,11 @@ impl<'a> Parsed<'a> {
         self.take(name).is_some()
     }
 
+    /// Whether a flag is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.modifiers.contains_key(name)
+    }
+
     /// Takes an integer modifier.
     pub fn int(&mut self, name: &str) -> Result<Option<i64>, String> {
         self.take(name).map(|value| integer(&value).ok_or_else(|| format!("modifier {name}:{value}"))).transpose()

@@ -242,6 +242,33 @@ fn scaled_conversions() {
 }
 
 #[test]
+fn clamped_integers_saturate_and_signed_counts_find_the_top_bit() {
+    require_clang!();
+    let body = "v_mov_b32_e32 v2, 0x7ffffff0\nv_sub_u32_e64 v8, 5, v0 clamp\nv_add_u32_e64 v9, -3, v0 clamp\n\
+                v_add_i32 v10, v2, v0 clamp\nv_mov_b32_e32 v3, 0x10003\nv_pk_sub_u16 v11, v3, v0 clamp\n";
+    for (lane, got) in registers(body, 0, 4).into_iter().enumerate() {
+        let lane = lane as u32;
+        let halves = 3u32.saturating_sub(lane) | 1 << 16;
+        assert_eq!(
+            got,
+            [5u32.saturating_sub(lane), (u32::MAX - 2).saturating_add(lane), (0x7fff_fff0 + lane).min(i32::MAX as u32), halves]
+        );
+    }
+    let body = "s_mov_b32 s6, 0xfffff000\ns_flbit_i32 s7, s6\nv_mov_b32_e32 v8, s7\ns_mov_b32 s6, -1\ns_flbit_i32 s7, s6\nv_mov_b32_e32 v9, s7\n\
+                s_mov_b32 s6, 5\ns_mov_b32 s7, 0\ns_flbit_i32_i64 s8, s[6:7]\nv_mov_b32_e32 v10, s8\nv_mov_b32_e32 v11, 0\n";
+    assert_eq!(registers(body, 0, 4)[0], [20, u32::MAX, 61, 0]);
+}
+
+#[test]
+fn packed_moves_take_a_half_of_each_source() {
+    require_clang!();
+    let set = "v_mov_b32_e32 v2, 1\nv_mov_b32_e32 v3, 2\nv_mov_b32_e32 v4, 3\nv_mov_b32_e32 v5, 4\n";
+    for (select, want) in [("", [1, 3]), (" op_sel:[0,1]", [1, 4]), (" op_sel:[1,0]", [2, 3]), (" op_sel:[1,1]", [2, 4])] {
+        assert_eq!(registers(&format!("{set}v_pk_mov_b32 v[8:9], v[2:3], v[4:5]{select}\n"), 0, 2)[7], want, "{select}");
+    }
+}
+
+#[test]
 fn lanes_exchange_as_the_controls_say() {
     require_clang!();
     // Source lane of each lane, or none: then the lane keeps its old value, here 1000.

@@ -217,7 +217,7 @@ fn unknown_instructions_stop_where_they_stand() {
     // Not reached: no error.
     assert!(run("s_branch over\nv_cvt_off_f32_i4_e32 v2, v0\nover:\n", 0, 64, 64).is_ok());
     // A known instruction with a modifier that is not.
-    assert!(matches!(expect(run("v_add_u32_e64 v2, v0, v0 clamp\n", 0, 64, 64), "v_add_u32", 0, None), Fault::Unsupported(_)));
+    assert!(matches!(expect(run("v_mad_u32_u24 v2, v0, v0, v0 clamp\n", 0, 64, 64), "v_mad_u32_u24", 0, None), Fault::Unsupported(_)));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Vector ALU instructions.
 
 use super::{Decoded, Decoder, EXEC_PAIR, VCC_PAIR, constant32, constant64, special};
-use crate::exec::lanes::{PackedOp, Ty, compare_op, packed_op, row_op, wide_op};
+use crate::exec::lanes::{PackedOp, Ty, compare_op, packed_op, row_op, saturating_op, saturating_packed_op, wide_op};
 use crate::float::{MiniFloat, Wide};
 use crate::mfma::{MfmaOp, Modifiers, Scale};
 use crate::operand::{Imm, Operand, Place, Regs, VGPR};
@@ -34,7 +34,7 @@ impl Decoder<'_> {
         if name.starts_with("v_cmp_") {
             return self.compare(name, false);
         }
-        if let Some(op) = row_op(name, self.arch) {
+        if let Some(op) = self.saturating(saturating_op).or_else(|| row_op(name, self.arch)) {
             let arity = op.f.arity() - usize::from(op.accumulates);
             let mut v = self.common(op.dst, &op.src[..arity], 1)?;
             if op.accumulates {
@@ -47,12 +47,28 @@ impl Decoder<'_> {
             return Ok(Kind::Row { op, v });
         }
         if let Some(op) = wide_op(name, self.arch) {
-            return Ok(Kind::Wide { op, v: self.common(op.dst, &op.src[..op.arity], 1)? });
+            let accumulates = name == "v_fmac_f64";
+            let arity = op.arity - usize::from(accumulates);
+            let mut v = self.common(op.dst, &op.src[..arity], 1)?;
+            if accumulates {
+                v.inputs[arity] = Input { src: VectorSrc::Row(v.dst), ty: op.src[arity], neg: false, abs: false };
+                self.reads.push(Regs::new(VGPR + v.dst, 2));
+            }
+            return Ok(Kind::Wide { op, v });
         }
-        if let Some(op) = packed_op(name) {
+        if let Some(op) = self.saturating(saturating_packed_op).or_else(|| packed_op(name)) {
             return self.packed(op);
         }
         self.special_vector()
+    }
+
+    /// What `find` knows for an integer instruction with `clamp`, which is then done with.
+    fn saturating<T>(&mut self, find: fn(&str) -> Option<T>) -> Option<T> {
+        let found = find(self.name).filter(|_| self.parsed.has("clamp"));
+        if found.is_some() {
+            self.parsed.flag("clamp");
+        }
+        found
     }
 
     fn special_vector(&mut self) -> Result<Kind, String> {
@@ -107,9 +123,14 @@ impl Decoder<'_> {
                 let high = self.name.contains("_hi_");
                 Ok(Kind::Lane(LaneOp::MaskCount { dst: v.dst, mask: v.inputs[0], base: v.inputs[1], high }))
             }
-            "v_bitop3_b32" => {
+            "v_bitop3_b32" | "v_bitop3_b16" => {
                 let table = self.parsed.int("bitop3")?.unwrap_or(0) as u32;
-                Ok(Kind::Bit3 { v: self.common(Ty::B32, &[Ty::B32; 3], 1)?, table })
+                let ty = if self.name == "v_bitop3_b16" { Ty::B16 } else { Ty::B32 };
+                let v = self.common(ty, &[ty; 3], 1)?;
+                if ty == Ty::B16 {
+                    self.reads.push(Regs::new(VGPR + v.dst, 1));
+                }
+                Ok(Kind::Bit3 { v, table })
             }
             "v_fma_mix_f32" | "v_fma_mixlo_f16" | "v_fma_mixhi_f16" => {
                 let sel = self.parsed.bits("op_sel")?.unwrap_or(0);
@@ -314,9 +335,11 @@ impl Decoder<'_> {
                 return Err(format!("sign modifier on operand {i}"));
             }
             let zero = matches!(operand.place, Place::Imm(Imm::Int(0)));
+            // Integer instructions take an integer constant as 32 bits, as LLVM has it.
+            let whole = matches!((op, &operand.place), (PackedOp::Half { float: false, .. }, Place::Imm(Imm::Int(_))));
             let bit = 1 << (i - 1);
             // A constant's upper half is not the same on all chips: accept only uses that do not look at it.
-            if matches!(operand.place, Place::Imm(_)) && !zero && (sel_hi & bit != 0 || sel_lo & bit != 0) {
+            if matches!(operand.place, Place::Imm(_)) && !zero && !whole && (sel_hi & bit != 0 || sel_lo & bit != 0) {
                 return Err(format!("upper half of constant operand {i}"));
             }
         }
@@ -331,7 +354,7 @@ impl Decoder<'_> {
             let Place::Imm(imm) = operand.place else { continue };
             let ty = match op {
                 PackedOp::Half { float: true, .. } => Ty::F16,
-                PackedOp::Half { .. } => Ty::B16,
+                PackedOp::Half { .. } => Ty::B32,
                 PackedOp::Single(_) => Ty::F32,
             };
             operand.place = Place::Imm(Imm::Literal(typed_constant(imm, ty) as u32));

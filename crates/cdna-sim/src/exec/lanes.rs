@@ -65,11 +65,12 @@ impl RowFn {
     }
 
     /// Applies it.
-    pub fn call(self, src: &[Row; 3], out: &mut Row) {
+    #[inline]
+    pub fn call(self, src: [&Row; 3], out: &mut Row) {
         match self {
-            RowFn::One(f) => f(&src[0], out),
-            RowFn::Two(f) => f(&src[0], &src[1], out),
-            RowFn::Three(f) => f(&src[0], &src[1], &src[2], out),
+            RowFn::One(f) => f(src[0], out),
+            RowFn::Two(f) => f(src[0], src[1], out),
+            RowFn::Three(f) => f(src[0], src[1], src[2], out),
         }
     }
 }
@@ -337,6 +338,29 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_fma_f16" => same(F16, row!(|a, b, c| half_op(f64::from(h(a)) * f64::from(h(b)) + f64::from(h(c))))),
         "v_fmac_f16" => acc(F16, row!(|a, b, c| half_op(f64::from(h(a)) * f64::from(h(b)) + f64::from(h(c))))),
         "v_rcp_f16" => same(F16, row!(|a| half_op(1.0 / f64::from(h(a))))),
+        "v_floor_f16" => same(F16, row!(|a| to_h(h(a).floor()))),
+        "v_ceil_f16" => same(F16, row!(|a| to_h(h(a).ceil()))),
+        "v_trunc_f16" => same(F16, row!(|a| to_h(h(a).trunc()))),
+        "v_rndne_f16" => same(F16, row!(|a| to_h(h(a).round_ties_even()))),
+        "v_subrev_u16" => same(B16, row!(|a, b| b.wrapping_sub(a) & 0xffff)),
+        "v_min3_u16" => same(B16, row!(|a, b, c| (a as u16).min(b as u16).min(c as u16).into())),
+        "v_max3_u16" => same(B16, row!(|a, b, c| (a as u16).max(b as u16).max(c as u16).into())),
+        "v_min3_i16" => same(B16, row!(|a, b, c| (a as i16).min(b as i16).min(c as i16) as u16 as u32)),
+        "v_max3_i16" => same(B16, row!(|a, b, c| (a as i16).max(b as i16).max(c as i16) as u16 as u32)),
+        "v_med3_u16" => same(
+            B16,
+            row!(|a, b, c| {
+                let (a, b, c) = (a as u16, b as u16, c as u16);
+                a.min(b).max(a.max(b).min(c)).into()
+            }),
+        ),
+        "v_med3_i16" => same(
+            B16,
+            row!(|a, b, c| {
+                let (a, b, c) = (a as i16, b as i16, c as i16);
+                a.min(b).max(a.max(b).min(c)) as u16 as u32
+            }),
+        ),
         "v_add_u16" => same(B16, row!(|a, b| a.wrapping_add(b) & 0xffff)),
         "v_sub_u16" => same(B16, row!(|a, b| a.wrapping_sub(b) & 0xffff)),
         "v_mul_lo_u16" => same(B16, row!(|a, b| (a & 0xffff).wrapping_mul(b & 0xffff) & 0xffff)),
@@ -366,8 +390,39 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         _ => return None,
     };
     // These exist in the VOP3 encoding alone and select a half of their destination; the others clear the upper half.
-    let keeps_half = matches!(name, "v_fma_f16" | "v_mad_u16" | "v_mad_i16");
+    let keeps_half = matches!(name, "v_fma_f16" | "v_mad_u16" | "v_mad_i16") || (name.ends_with("16") && name.contains("3_"));
     Some(RowOp { keeps_half, ..found })
+}
+
+/// Integer instructions whose `clamp` saturates the result.
+pub fn saturating_op(name: &str) -> Option<RowOp> {
+    use Ty::*;
+    let op = |ty, f| Some(RowOp { dst: ty, src: [ty; 3], f, ..PLAIN });
+    match name {
+        "v_add_u32" => op(B32, row!(|a, b| a.saturating_add(b))),
+        "v_sub_u32" => op(B32, row!(|a, b| a.saturating_sub(b))),
+        "v_subrev_u32" => op(B32, row!(|a, b| b.saturating_sub(a))),
+        "v_add_i32" => op(B32, row!(|a, b| (a as i32).saturating_add(b as i32) as u32)),
+        "v_sub_i32" => op(B32, row!(|a, b| (a as i32).saturating_sub(b as i32) as u32)),
+        "v_add_u16" => op(B16, row!(|a, b| (a as u16).saturating_add(b as u16).into())),
+        "v_sub_u16" => op(B16, row!(|a, b| (a as u16).saturating_sub(b as u16).into())),
+        "v_subrev_u16" => op(B16, row!(|a, b| (b as u16).saturating_sub(a as u16).into())),
+        "v_add_i16" => op(B16, row!(|a, b| (a as i16).saturating_add(b as i16) as u16 as u32)),
+        "v_sub_i16" => op(B16, row!(|a, b| (a as i16).saturating_sub(b as i16) as u16 as u32)),
+        _ => None,
+    }
+}
+
+/// As [`saturating_op`], packed.
+pub fn saturating_packed_op(name: &str) -> Option<PackedOp> {
+    let int = |f| Some(PackedOp::Half { float: false, arity: 2, f });
+    match name {
+        "v_pk_add_u16" => int(|a, b, _| a.saturating_add(b)),
+        "v_pk_sub_u16" => int(|a, b, _| a.saturating_sub(b)),
+        "v_pk_add_i16" => int(|a, b, _| (a as i16).saturating_add(b as i16) as u16),
+        "v_pk_sub_i16" => int(|a, b, _| (a as i16).saturating_sub(b as i16) as u16),
+        _ => None,
+    }
 }
 
 /// The 8-bit format that a mnemonic means on an architecture.
@@ -439,6 +494,10 @@ pub fn wide_op(name: &str, arch: Arch) -> Option<WideOp> {
             };
             op(B64, [B16; 3], 1, f)
         }
+        "v_fmac_f64" => op(F64, [F64; 3], 3, |a, b, c| d(a).mul_add(d(b), d(c)).to_bits()),
+        "v_trunc_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).trunc().to_bits()),
+        "v_ceil_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).ceil().to_bits()),
+        "v_rndne_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).round_ties_even().to_bits()),
         "v_floor_f64" => op(F64, [F64; 3], 1, |a, _, _| d(a).floor().to_bits()),
         "v_ldexp_f64" => op(F64, [F64, B32, B32], 2, |a, b, _| (d(a) * 2f64.powi((b as i32).clamp(-1200, 1200))).to_bits()),
         _ => return None,

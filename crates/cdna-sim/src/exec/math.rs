@@ -73,6 +73,7 @@ fn fma_lanes(a: &Row, b: &Row, c: &Row, o: &mut Row) {
 pub fn div_fixup(quotient: f32, denominator: f32, numerator: f32) -> f32 {
     let sign = (denominator.to_bits() ^ numerator.to_bits()) & 1 << 31;
     let signed = |magnitude: f32| f32::from_bits(magnitude.to_bits() & !(1 << 31) | sign);
+    let exponent = |x: f32| (x.to_bits() >> 23 & 0xff) as i32;
     if numerator.is_nan() {
         numerator
     } else if denominator.is_nan() {
@@ -81,8 +82,11 @@ pub fn div_fixup(quotient: f32, denominator: f32, numerator: f32) -> f32 {
         f32::NAN
     } else if denominator == 0.0 || numerator.is_infinite() {
         signed(f32::INFINITY)
-    } else if denominator.is_infinite() || numerator == 0.0 {
+    } else if denominator.is_infinite() || numerator == 0.0 || exponent(numerator) - exponent(denominator) < -150 {
         signed(0.0)
+    } else if quotient.is_nan() {
+        // What overflowed on the way.
+        signed(f32::INFINITY)
     } else {
         signed(quotient)
     }

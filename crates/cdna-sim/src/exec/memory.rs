@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::{Env, Group, Step, Stop, fault, lds_fault, unsupported};
 use crate::error::Fault;
 use crate::exec::lanes::Row;
-use crate::lds::Access;
+use crate::lds::{Access, Lds};
 use crate::operand::{M0, Regs, VGPR};
 use crate::program::{Addressing, AtomicOp, Convert, Ds, DsOp, Kind, Mem, MemOp, Swizzle};
 use crate::waits::Counter;
@@ -70,30 +70,49 @@ fn place(convert: Convert, data: &[u8], old: u32) -> u32 {
 }
 
 /// Cycles beyond one a pass that an LDS access of `dwords` dwords a lane takes: a pass serves as many lanes as move a dword of every bank.
-fn bank_conflicts(addresses: &[u32; 64], mask: u64, dwords: usize, banks: usize) -> u64 {
+fn bank_conflicts(addresses: &Row, offset: u32, mask: u64, dwords: usize, banks: usize) -> u64 {
     let per_pass = (banks / dwords).clamp(1, 64);
     let mut extra = 0;
     for pass in 0..64 / per_pass {
-        let mut rows = [[u32::MAX; 8]; MAX_BANKS];
-        let mut used = [0u8; MAX_BANKS];
-        let mut worst = 1;
-        for lane in (pass * per_pass..(pass + 1) * per_pass).filter(|lane| mask >> lane & 1 == 1) {
-            for part in 0..dwords as u32 {
-                let dword = addresses[lane] / 4 + part;
-                let bank = dword as usize % banks;
-                let seen = usize::from(used[bank]).min(8);
-                if !rows[bank][..seen].contains(&dword) {
-                    if seen < 8 {
-                        rows[bank][seen] = dword;
-                    }
-                    used[bank] += 1;
-                    worst = worst.max(used[bank]);
-                }
-            }
+        let lanes = pass * per_pass..(pass + 1) * per_pass;
+        // Mostly no two lanes want the same bank at all.
+        let mut used = 0u64;
+        let clash = lanes.clone().filter(|lane| mask >> lane & 1 == 1).any(|lane| {
+            let dword = addresses[lane].wrapping_add(offset) / 4;
+            (0..dwords as u32).any(|part| {
+                let bank = 1u64 << ((dword + part) as usize % banks);
+                let clash = used & bank != 0;
+                used |= bank;
+                clash
+            })
+        });
+        if clash {
+            extra += pass_conflicts(addresses, offset, lanes.filter(|lane| mask >> lane & 1 == 1), dwords as u32, banks);
         }
-        extra += u64::from(worst - 1);
     }
     extra
+}
+
+/// [`bank_conflicts`] of one pass.
+fn pass_conflicts(addresses: &Row, offset: u32, lanes: impl Iterator<Item = usize>, dwords: u32, banks: usize) -> u64 {
+    let mut rows = [[u32::MAX; 8]; MAX_BANKS];
+    let mut used = [0u8; MAX_BANKS];
+    let mut worst = 1;
+    for lane in lanes {
+        for part in 0..dwords {
+            let dword = addresses[lane].wrapping_add(offset) / 4 + part;
+            let bank = dword as usize % banks;
+            let seen = usize::from(used[bank]).min(8);
+            if !rows[bank][..seen].contains(&dword) {
+                if seen < 8 {
+                    rows[bank][seen] = dword;
+                }
+                used[bank] += 1;
+                worst = worst.max(used[bank]);
+            }
+        }
+    }
+    u64::from(worst - 1)
 }
 
 const MAX_BANKS: usize = 64;
@@ -114,18 +133,26 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
             let count = usize::from(bytes).div_ceil(4);
             for part in 0..usize::from(parts) {
                 let offset = ds.offsets[part];
-                for lane in lanes(exec) {
-                    let by = Access { wave: wave.index, inst, waits: &wave.waits, vector: false, atomic: false };
+                let first = usize::from(ds.dst.unwrap_or(0)) + part * count;
+                let by = Access { wave: wave.index, inst, waits: &wave.waits, vector: false, atomic: false };
+                if convert == Convert::Dwords {
+                    let rows = &mut wave.v[first..first + count];
+                    match count {
+                        1 => read_dwords::<1>(env, &mut group.lds, by, (&addr, offset), exec, rows)?,
+                        2 => read_dwords::<2>(env, &mut group.lds, by, (&addr, offset), exec, rows)?,
+                        3 => read_dwords::<3>(env, &mut group.lds, by, (&addr, offset), exec, rows)?,
+                        _ => read_dwords::<4>(env, &mut group.lds, by, (&addr, offset), exec, rows)?,
+                    }
+                }
+                for lane in lanes(if convert == Convert::Dwords { 0 } else { exec }) {
                     let at = u64::from(addr[lane].wrapping_add(offset));
                     let data = group.lds.read(by, at, usize::from(bytes)).map_err(|e| lds_fault(env, e, lane))?;
-                    let first = usize::from(ds.dst.unwrap_or(0)) + part * count;
                     for (i, chunk) in data.chunks(4).enumerate() {
                         let slot = &mut wave.v[first + i][lane];
                         *slot = place(convert, chunk, *slot);
                     }
                 }
-                group.counters.lds_bank_conflicts +=
-                    bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count, env.program.arch.lds_banks());
+                group.counters.lds_bank_conflicts += bank_conflicts(&addr, offset, exec, count, env.program.arch.lds_banks());
             }
             group.counters.lds_accesses += 1;
             count * usize::from(parts)
@@ -140,8 +167,7 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
                     let at = u64::from(addr[lane].wrapping_add(offset));
                     group.lds.write(by, at, &data[..usize::from(bytes)]).map_err(|e| lds_fault(env, e, lane))?;
                 }
-                group.counters.lds_bank_conflicts +=
-                    bank_conflicts(&addr.map(|a| a.wrapping_add(offset)), exec, count, env.program.arch.lds_banks());
+                group.counters.lds_bank_conflicts += bank_conflicts(&addr, offset, exec, count, env.program.arch.lds_banks());
             }
             group.counters.lds_accesses += 1;
             0
@@ -169,6 +195,18 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
     };
     let regs = ds.dst.map_or(NONE, |dst| Regs::new(VGPR + dst, written as u16));
     wave.waits.issue(Counter::Lds, inst, regs);
+    Ok(())
+}
+
+/// Reads `N` dwords a lane into `N` registers.
+fn read_dwords<const N: usize>(env: &Env, lds: &mut Lds, by: Access, (addr, offset): (&Row, u32), exec: u64, rows: &mut [Row]) -> Step {
+    for lane in lanes(exec) {
+        let data = lds.read(by, addr[lane].wrapping_add(offset).into(), 4 * N).map_err(|e| lds_fault(env, e, lane))?;
+        let (words, _) = data.as_chunks::<4>();
+        for (row, &word) in rows.iter_mut().zip(words) {
+            row[lane] = u32::from_le_bytes(word);
+        }
+    }
     Ok(())
 }
 
@@ -346,7 +384,17 @@ pub fn vector(wave: &mut Wave, env: &Env, group: &mut Group, mem: &Mem) -> Step 
     match mem.op {
         MemOp::Load { bytes, convert } => {
             let count = usize::from(bytes).div_ceil(4);
-            for lane in lanes(exec) {
+            let whole = convert == Convert::Dwords && matches!(mem.addressing, Addressing::Lanes { .. } | Addressing::Scalar { .. });
+            if whole {
+                moved = u64::from(bytes) * u64::from(exec.count_ones());
+                match count {
+                    1 => load_dwords::<1, 4>(wave, mem, exec)?,
+                    2 => load_dwords::<2, 8>(wave, mem, exec)?,
+                    3 => load_dwords::<3, 12>(wave, mem, exec)?,
+                    _ => load_dwords::<4, 16>(wave, mem, exec)?,
+                }
+            }
+            for lane in lanes(if whole { 0 } else { exec }) {
                 let t = target(wave, mem, lane, usize::from(bytes))?;
                 let data = load(wave, env, scratch, t, usize::from(bytes), lane)?;
                 for (i, chunk) in data[..usize::from(bytes)].chunks(4).enumerate() {
@@ -395,6 +443,33 @@ pub fn vector(wave: &mut Wave, env: &Env, group: &mut Group, mem: &Mem) -> Step 
     }
     count(group, mem, scratch, moved);
     wave.waits.issue(if mem.flat { Counter::Flat } else { Counter::Vector }, inst, loaded);
+    Ok(())
+}
+
+/// Loads `N` dwords, `BYTES` bytes, a lane through 64-bit addresses.
+fn load_dwords<const N: usize, const BYTES: usize>(wave: &mut Wave, mem: &Mem, exec: u64) -> Step {
+    let offset = i64::from(mem.offset);
+    let addresses: [u64; 64] = match mem.addressing {
+        Addressing::Lanes { row } => {
+            let (low, high) = (&wave.v[usize::from(row)], &wave.v[usize::from(row) + 1]);
+            std::array::from_fn(|lane| (u64::from(low[lane]) | u64::from(high[lane]) << 32).wrapping_add_signed(offset))
+        }
+        Addressing::Scalar { base, row } => {
+            let base = wave.pair(base).wrapping_add_signed(offset);
+            let index = row.map(|row| &wave.v[usize::from(row)]);
+            std::array::from_fn(|lane| base.wrapping_add(index.map_or(0, |index| index[lane].into())))
+        }
+        _ => return Err(unsupported("load without 64-bit addresses")),
+    };
+    let Wave { v, view, .. } = wave;
+    let rows = &mut v[usize::from(mem.dst)..usize::from(mem.dst) + N];
+    for lane in lanes(exec) {
+        let data: [u8; BYTES] = view.load(addresses[lane]).map_err(|e| (e, Some(lane)))?;
+        let (words, _) = data.as_chunks::<4>();
+        for (row, &word) in rows.iter_mut().zip(words) {
+            row[lane] = u32::from_le_bytes(word);
+        }
+    }
     Ok(())
 }
 

@@ -53,6 +53,14 @@ pub fn scalar_op(name: &str) -> Option<ScalarOp> {
         "s_ff1_i32_b32" => one(|a, _, _| (if a == 0 { u32::MAX } else { (a as u32).trailing_zeros() }.into(), None)),
         "s_ff1_i32_b64" => from64(|a, _, _| (if a == 0 { u32::MAX } else { a.trailing_zeros() }.into(), None)),
         "s_flbit_i32_b32" => one(|a, _, _| (if a == 0 { u32::MAX } else { (a as u32).leading_zeros() }.into(), None)),
+        "s_flbit_i32" => one(|a, _, _| {
+            let folded = (a as i32 ^ (a as i32 >> 31)) as u32;
+            (if folded == 0 { u32::MAX } else { folded.leading_zeros() }.into(), None)
+        }),
+        "s_flbit_i32_i64" => from64(|a, _, _| {
+            let folded = (a as i64 ^ (a as i64 >> 63)) as u64;
+            (if folded == 0 { u32::MAX } else { folded.leading_zeros() }.into(), None)
+        }),
         "s_flbit_i32_b64" => from64(|a, _, _| (if a == 0 { u32::MAX } else { a.leading_zeros() }.into(), None)),
         "s_sext_i32_i8" => one(|a, _, _| ((a as i8 as i32 as u32).into(), None)),
         "s_sext_i32_i16" => one(|a, _, _| ((a as i16 as i32 as u32).into(), None)),

@@ -91,6 +91,21 @@ fn flushed(wave: &Wave, v: &Vector, i: usize) -> Row {
     row
 }
 
+/// As [`flushed`], in place where the register itself is what the instruction sees.
+#[inline]
+fn flushed_ref<'a>(wave: &'a Wave, v: &Vector, i: usize, room: &'a mut Row) -> &'a Row {
+    let input = &v.inputs[i];
+    let flushes = input.ty == Ty::F32 && wave.mode.flushes_f32();
+    let plain = !flushes && !input.abs && !input.neg && v.sdwa.is_none() && v.op_sel == 0 && (i > 0 || v.dpp.is_none());
+    match input.src {
+        VectorSrc::Row(row) if plain => &wave.v[usize::from(row)],
+        _ => {
+            *room = flushed(wave, v, i);
+            room
+        }
+    }
+}
+
 /// A 64-bit (or widened 32-bit) source with its modifiers.
 fn wide_input(wave: &Wave, v: &Vector, i: usize) -> [u64; 64] {
     let ty = v.inputs[i].ty;
@@ -125,7 +140,7 @@ fn finish(wave: &mut Wave, v: &Vector, ty: Ty, mut out: Row, keeps_half: bool) {
             flush(&mut out);
         }
     }
-    let old = wave.v[usize::from(v.dst)];
+    let old = &wave.v[usize::from(v.dst)];
     if let Some(sdwa) = &v.sdwa {
         let (bits, shift) = (sdwa.dst.bits, sdwa.dst.shift);
         if bits < 32 {
@@ -159,13 +174,13 @@ fn write_wide(wave: &mut Wave, v: &Vector, ty: Ty, out: &[u64; 64]) {
 pub fn step(wave: &mut Wave, kind: &Kind) -> Step {
     match kind {
         Kind::Row { op, v } => {
-            let mut src = [[0; 64]; 3];
-            for (i, row) in src.iter_mut().enumerate().take(op.f.arity()) {
-                *row = flushed(wave, v, i);
-            }
-            let mut out = [0; 64];
             let f = if wave.mode.saturates() { op.saturating.unwrap_or(op.f) } else { op.f };
-            f.call(&src, &mut out);
+            let (mut a, mut b, mut c, mut out) = ([0; 64], [0; 64], [0; 64], [0; 64]);
+            let arity = f.arity();
+            let first = flushed_ref(wave, v, 0, &mut a);
+            let second = if arity > 1 { flushed_ref(wave, v, 1, &mut b) } else { first };
+            let third = if arity > 2 { flushed_ref(wave, v, 2, &mut c) } else { first };
+            f.call([first, second, third], &mut out);
             finish(wave, v, op.dst, out, op.keeps_half);
         }
         Kind::Wide { op, v } => {
@@ -199,7 +214,11 @@ pub fn step(wave: &mut Wave, kind: &Kind) -> Step {
                     *x |= pick(a, 2) & pick(b, 1) & pick(c, 0);
                 }
             }
-            finish(wave, v, Ty::B32, out, false);
+            let half = v.inputs[0].ty == Ty::B16;
+            if half {
+                out.iter_mut().for_each(|x| *x &= 0xffff);
+            }
+            finish(wave, v, v.inputs[0].ty, out, half);
         }
         Kind::ScaledTo { v, from, to, part } => {
             let two = *from == Wide::F32;
@@ -312,7 +331,8 @@ fn packed(wave: &mut Wave, op: PackedOp, v: &Vector, sel: [u32; 2], neg: [u32; 2
                         flush(row);
                     }
                 }
-                f.call(&src, &mut out[part]);
+                let [a, b, c] = &src;
+                f.call([a, b, c], &mut out[part]);
                 if wave.mode.flushes_f32() {
                     flush(&mut out[part]);
                 }
@@ -418,9 +438,10 @@ fn div_scale(wave: &mut Wave, v: &Vector, out: u16) {
         } else if d == 0 {
             value = scaled(which, 64);
         } else if d >= 253 && n - d <= -127 {
+            // The ISA document's 2^64 would overflow; only 2^-64 gives what the last step scales back.
             vcc |= 1 << lane;
             if is_denominator {
-                value = scaled(which, 64);
+                value = scaled(which, -64);
             }
         } else if d >= 253 {
             value = scaled(which, -64);

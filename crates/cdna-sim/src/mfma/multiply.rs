@@ -48,6 +48,11 @@ type Rows<'a> = &'a dyn Fn(usize) -> (usize, usize);
 /// One block, with the widest vector instructions that the machine has. All variants give the same bits: products are exact in f64.
 fn block<const M: usize>(order: Order, a: &[f64], b: &[f64], factors: Option<&Factors>, rows: Rows, c: &[Register], d: &mut [Register]) {
     #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has AVX-512 F, which is all that the function asks for.
+        return unsafe { block_avx512::<M>(order, a, b, factors, rows, c, d) };
+    }
+    #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         // SAFETY: the processor has AVX2 and FMA, which is all that the function asks for.
         return unsafe { block_avx2::<M>(order, a, b, factors, rows, c, d) };
@@ -58,6 +63,20 @@ fn block<const M: usize>(order: Order, a: &[f64], b: &[f64], factors: Option<&Fa
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn block_avx2<const M: usize>(
+    order: Order,
+    a: &[f64],
+    b: &[f64],
+    factors: Option<&Factors>,
+    rows: Rows,
+    c: &[Register],
+    d: &mut [Register],
+) {
+    block_generic::<M, true>(order, a, b, factors, rows, c, d);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn block_avx512<const M: usize>(
     order: Order,
     a: &[f64],
     b: &[f64],

@@ -64,6 +64,23 @@ fn build(arguments: &[&str], source: &str, extension: &str) -> Vec<u8> {
     object
 }
 
+/// The architectures.
+pub const ARCHS: [&str; 2] = ["gfx942", "gfx950"];
+
+/// Compiles C for this machine into a shared library, which the caller removes.
+pub fn host_library(source: &str) -> PathBuf {
+    let object = build(
+        &["-x", "c", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-fwrapv", "-Xclang", "-ffloat16-excess-precision=none", "-w"],
+        source,
+        "c",
+    );
+    static COUNT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let file = std::env::temp_dir().join(format!("cdna-sim-{}-{number}.so", std::process::id()));
+    std::fs::write(&file, object).unwrap();
+    file
+}
+
 /// Compiles freestanding HIP.
 pub fn compile(source: &str, arch: &str, more: &[&str]) -> Vec<u8> {
     let arch = format!("--offload-arch={arch}");
