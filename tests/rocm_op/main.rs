@@ -7,3 +7,4 @@ mod cases;
 mod device;
 mod graphs;
 mod support;
+mod workloads;
