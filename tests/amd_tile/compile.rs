@@ -33,7 +33,7 @@ macro_rules! require_clang {
 }
 
 /// What a selection's kernel is compiled with.
-pub fn defines(selection: &Selection) -> Vec<String> {
+pub fn flags_of(selection: &Selection) -> Vec<String> {
     let key = &selection.key;
     let query = match key.query_dtype {
         DType::BF16 => 0,
@@ -73,7 +73,11 @@ pub fn defines(selection: &Selection) -> Vec<String> {
         ("LDS_BYTES", selection.lds_bytes),
     ];
     let macros = values.iter().map(|(name, value)| format!("-DPA_{name}={value}"));
-    std::iter::once(format!("-DPA_KERNEL={KERNEL}")).chain(macros).collect()
+    let mut flags: Vec<String> = std::iter::once(format!("-DPA_KERNEL={KERNEL}")).chain(macros).collect();
+    if key.flags.kernarg_preload > 0 {
+        flags.extend(["-mllvm".to_string(), format!("-amdgpu-kernarg-preload-count={}", key.flags.kernarg_preload)]);
+    }
+    flags
 }
 
 fn kernels() -> PathBuf {
