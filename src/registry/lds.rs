@@ -29,7 +29,7 @@ pub(super) struct Lds {
     pub page_ids: usize,
     /// Per-token scales of K and V: `2 * 256` F32, and the largest V scale of each wave.
     pub scales: usize,
-    /// MXFP4: V as BF16, for each wave twice 32 dims of 64 tokens, 8 bytes of padding a dim: one is put there while the other is multiplied.
+    /// MXFP4: V as BF16, for each wave twice 32 dims of 64 tokens, 16 bytes of padding for two dims: one is put there while the other is multiplied.
     /// P stays in registers, because V is read in the token order that score accumulators come out in. The waves are merged in the same
     /// space and Q's, after the loop.
     pub values: usize,

@@ -76,6 +76,7 @@ impl TileCall {
             kv_dtype: spec.kv_dtype,
             layout: spec.layout,
             scales: match (&case.options.k_scale, &case.options.v_scale) {
+                (KvScale::Tensor(t), _) if t.dtype() == DType::U8 => ScaleMode::Block,
                 (KvScale::Tensor(t), _) if t.elem_count() > 1 => ScaleMode::PerToken,
                 (KvScale::None, KvScale::None) => ScaleMode::None,
                 _ => ScaleMode::Scalar,
@@ -190,8 +191,12 @@ impl TileCall {
         args.u64(lend(&value) + value.offset).u64(upload(&k_scale.bytes)).u64(upload(&v_scale.bytes));
         args.u64(ints(&self.lens)).u64(if options.query_start.is_some() { ints(&starts) } else { 0 });
         args.u64(out).u64(if direct && self.wants_lse { lse } else { 0 }).u64(self.max_pages as u64);
-        for raw in [&key, &value, &k_scale, &v_scale] {
-            args.u64(raw.strides[0] as u64).u64(raw.strides[1] as u64).u64(1);
+        for raw in [&key, &value] {
+            let [head, token] = if spec.layout == CacheLayout::Nhd { [2, 1] } else { [1, 2] };
+            args.u64(raw.strides[0] as u64).u64(raw.strides[head] as u64).u64(raw.strides[token] as u64);
+        }
+        for raw in [&k_scale, &v_scale] {
+            args.u64(raw.strides[0] as u64).u64(raw.strides[1] as u64).u64(raw.strides[2] as u64);
         }
         args.u64((self.q_heads * d) as u64).u64(d as u64);
         args.f32(scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
@@ -326,8 +331,9 @@ impl Raw {
             KvScale::Scalar(s) => Tensor::new(&[*s], &Device::Cpu)?,
             KvScale::Tensor(t) => t.clone(),
         };
-        let mut raw = Self::of(&(tensor.to_dtype(DType::F32)? * f64::from(factor))?, false)?;
-        raw.strides.resize(2, 0);
+        let scaled = if tensor.dtype() == DType::U8 { tensor } else { (tensor.to_dtype(DType::F32)? * f64::from(factor))? };
+        let mut raw = Self::of(&scaled, false)?;
+        raw.strides.resize(3, 0);
         Ok(raw)
     }
 }

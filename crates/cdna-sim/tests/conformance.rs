@@ -202,7 +202,13 @@ fn prelude() -> String {
     let mut text = String::from(
         "typedef unsigned u32; typedef int i32; typedef unsigned long u64; typedef long i64; typedef unsigned short u16; typedef short i16;\n\
          typedef unsigned char u8; typedef float f32; typedef _Float16 f16; typedef double f64;\n\
-         #ifdef __HIP__\n#define FN static inline __attribute__((device, always_inline))\n#else\n#define FN static inline\n#endif\n",
+         #define FMA_f32 __builtin_elementwise_fma\n#define FMA_f64 __builtin_elementwise_fma\n#define FMA_f32x2 __builtin_elementwise_fma\n\
+         #ifdef __HIP__\n#define FN static inline __attribute__((device, always_inline))\n\
+         #define FMA_f16 __builtin_elementwise_fma\n#define FMA_f16x2 __builtin_elementwise_fma\n\
+         #else\n#define FN static inline\n\
+         // Single rounding, which this machine's conversions through f32 would not give.\n\
+         #define FMA_f16(a, b, c) ((f16)((f64)(a) * (f64)(b) + (f64)(c)))\n\
+         #define FMA_f16x2(a, b, c) ((f16x2){ FMA_f16((a)[0], (b)[0], (c)[0]), FMA_f16((a)[1], (b)[1], (c)[1]) })\n#endif\n",
     );
     for (ty, bits, signed) in [
         ("u32", 32, false),
@@ -267,7 +273,7 @@ fn prelude() -> String {
              FN {ty} {ty}_sub({ty} a, {ty} b) {{ return a - b; }}\n\
              FN {ty} {ty}_mul({ty} a, {ty} b) {{ return a * b; }}\n\
              FN {ty} {ty}_div({ty} a, {ty} b) {{ return a / b; }}\n\
-             FN {ty} {ty}_fma({ty} a, {ty} b, {ty} c) {{ return __builtin_elementwise_fma(a, b, c); }}\n\
+             FN {ty} {ty}_fma({ty} a, {ty} b, {ty} c) {{ return FMA_{ty}(a, b, c); }}\n\
              FN {ty} {ty}_min({ty} a, {ty} b) {{ {ty} x = a < b ? a : b; return x == 0 ? ({ty})0 : x; }}\n\
              FN {ty} {ty}_max({ty} a, {ty} b) {{ {ty} x = a > b ? a : b; return x == 0 ? ({ty})0 : x; }}\n\
              FN {ty} {ty}_neg({ty} a) {{ return -a; }}\n\
@@ -294,7 +300,7 @@ fn prelude() -> String {
             write!(
                 text,
                 "FN u64 {ty}_bits({ty} x) {{ return {0}_bits(x[0]) ^ {0}_bits(x[1]) << 32; }}\n\
-                 FN {ty} {ty}_fma({ty} a, {ty} b, {ty} c) {{ return __builtin_elementwise_fma(a, b, c); }}\n\
+                 FN {ty} {ty}_fma({ty} a, {ty} b, {ty} c) {{ return FMA_{ty}(a, b, c); }}\n\
                  FN {ty} {ty}_neg({ty} a) {{ return -a; }}\n\
                  FN {ty} {ty}_abs({ty} a) {{ return __builtin_elementwise_abs(a); }}\n",
                 element.c()

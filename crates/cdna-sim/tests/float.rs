@@ -3,8 +3,8 @@
 use cdna_sim::float::{
     Denorm, Fp8Encoding, MiniFloat, Mode, Round, Wide, add_f32, bf16_to_f32, clamp_f16, clamp_f32, class_f32, cvt_f32_fp8, cvt_pk_bf16_f32,
     cvt_pk_f16_f32, cvt_pk_f32_fp8, cvt_pk_fp8_f32, cvt_pkrtz_f16_f32, cvt_scalef32_pk_from, cvt_scalef32_pk_to, e8m0_to_f64, f16_to_f32,
-    f32_to_bf16, f32_to_f16, f32_to_i32, f32_to_u32, fma_f16, fma_f32, max_f16, max_f32, maximum_f32, med3_f32, min_f16, min_f32,
-    minimum_f32, mul_f32, mul_legacy_f32, special,
+    f32_to_bf16, f32_to_f16, f32_to_i32, f32_to_u32, f64_to_f16, fma_f16, fma_f32, max_f16, max_f32, maximum_f32, med3_f32, min_f16,
+    min_f32, minimum_f32, mul_f32, mul_legacy_f32, special,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -456,4 +456,23 @@ fn integer_conversions_saturate() {
     for (x, signed, unsigned) in cases {
         assert_eq!((f32_to_i32(x), f32_to_u32(x)), (signed, unsigned), "{x}");
     }
+}
+
+/// Around every midpoint of two neighbours, by as little as f64 can tell: the rounding is one step.
+#[test]
+fn doubles_round_to_halves_once() {
+    for code in 0..0x7c00u16 {
+        let value = f64::from(f16_to_f32(code));
+        let next = if code == 0x7bff { 65536.0 } else { f64::from(f16_to_f32(code + 1)) };
+        let middle = (value + next) / 2.0;
+        let even = code + (code & 1);
+        for sign in [0, 0x8000] {
+            let round = |x: f64| f64_to_f16(if sign == 0 { x } else { -x });
+            assert_eq!(round(value), sign | code);
+            assert_eq!(round(middle.next_down()), sign | code, "{code:#x}");
+            assert_eq!(round(middle), sign | even, "{code:#x}");
+            assert_eq!(round(middle.next_up()), sign | (code + 1), "{code:#x}");
+        }
+    }
+    assert_eq!([f64_to_f16(f64::INFINITY), f64_to_f16(1e300), f64_to_f16(-1e-300), f64_to_f16(f64::NAN)], [0x7c00, 0x7c00, 0x8000, 0x7e00]);
 }

@@ -172,7 +172,7 @@ fn to_h(value: f32) -> u32 {
 
 /// A half operation through double precision, which is exact for one addition, product or fused pair of halves.
 fn half_op(value: f64) -> u32 {
-    u32::from(f16::from_f64(value).to_bits())
+    float::f64_to_f16(value).into()
 }
 
 fn d(bits: u64) -> f64 {
@@ -335,8 +335,8 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_mul_f16" => same(F16, row!(|a, b| half_op(f64::from(h(a)) * f64::from(h(b))))),
         "v_max_f16" => same(F16, row!(|a, b| to_h(math::max(h(a), h(b))))),
         "v_min_f16" => same(F16, row!(|a, b| to_h(math::min(h(a), h(b))))),
-        "v_fma_f16" => same(F16, row!(|a, b, c| half_op(f64::from(h(a)) * f64::from(h(b)) + f64::from(h(c))))),
-        "v_fmac_f16" => acc(F16, row!(|a, b, c| half_op(f64::from(h(a)) * f64::from(h(b)) + f64::from(h(c))))),
+        "v_fma_f16" => same(F16, row!(|a, b, c| float::fma_f16(a as u16, b as u16, c as u16, &math::KEEP).into())),
+        "v_fmac_f16" => acc(F16, row!(|a, b, c| float::fma_f16(a as u16, b as u16, c as u16, &math::KEEP).into())),
         "v_rcp_f16" => same(F16, row!(|a| half_op(1.0 / f64::from(h(a))))),
         "v_floor_f16" => same(F16, row!(|a| to_h(h(a).floor()))),
         "v_ceil_f16" => same(F16, row!(|a| to_h(h(a).ceil()))),
@@ -510,20 +510,20 @@ pub fn packed_op(name: &str) -> Option<PackedOp> {
         f16::from_bits(bits).to_f64()
     }
     fn r(value: f64) -> u16 {
-        f16::from_f64(value).to_bits()
+        float::f64_to_f16(value)
     }
-    let float = |arity, f| PackedOp::Half { float: true, arity, f };
+    let half = |arity, f| PackedOp::Half { float: true, arity, f };
     let int = |arity, f| PackedOp::Half { float: false, arity, f };
     Some(match name {
         "v_pk_add_f32" => PackedOp::Single(row_f32!(|a, b| a + b)),
         "v_pk_mul_f32" => PackedOp::Single(row_f32!(|a, b| a * b)),
         "v_pk_fma_f32" => PackedOp::Single(RowFn::Three(math::fma)),
         "v_pk_mov_b32" => return None,
-        "v_pk_add_f16" => float(2, |a, b, _| r(x(a) + x(b))),
-        "v_pk_mul_f16" => float(2, |a, b, _| r(x(a) * x(b))),
-        "v_pk_fma_f16" => float(3, |a, b, c| r(x(a) * x(b) + x(c))),
-        "v_pk_max_f16" => float(2, |a, b, _| to_h(math::max(h(a.into()), h(b.into()))) as u16),
-        "v_pk_min_f16" => float(2, |a, b, _| to_h(math::min(h(a.into()), h(b.into()))) as u16),
+        "v_pk_add_f16" => half(2, |a, b, _| r(x(a) + x(b))),
+        "v_pk_mul_f16" => half(2, |a, b, _| r(x(a) * x(b))),
+        "v_pk_fma_f16" => half(3, |a, b, c| float::fma_f16(a, b, c, &math::KEEP)),
+        "v_pk_max_f16" => half(2, |a, b, _| to_h(math::max(h(a.into()), h(b.into()))) as u16),
+        "v_pk_min_f16" => half(2, |a, b, _| to_h(math::min(h(a.into()), h(b.into()))) as u16),
         "v_pk_add_u16" | "v_pk_add_i16" => int(2, |a, b, _| a.wrapping_add(b)),
         "v_pk_sub_u16" | "v_pk_sub_i16" => int(2, |a, b, _| a.wrapping_sub(b)),
         "v_pk_mul_lo_u16" => int(2, |a, b, _| a.wrapping_mul(b)),

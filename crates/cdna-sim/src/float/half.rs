@@ -65,6 +65,22 @@ pub fn f32_to_f16(x: f32, round: Round, fp16_ovfl: bool) -> u16 {
     sign | if to_infinity && !fp16_ovfl { 0x7c00 } else { 0x7bff }
 }
 
+/// `x` rounded to the nearest F16, ties to even, in one step.
+pub fn f64_to_f16(x: f64) -> u16 {
+    let sign = (x.to_bits() >> 48 & 0x8000) as u16;
+    if x.is_nan() {
+        return sign | 0x7e00;
+    }
+    // From 65520 on the nearest is infinity.
+    if x.abs() >= 65520.0 {
+        return sign | 0x7c00;
+    }
+    let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(-14);
+    // A multiple of the spacing at this exponent; only what is far below it is lost in f64's own denormals.
+    let steps = x.abs() * f64::from_bits(((1023 + 10 - exponent) as u64) << 52);
+    sign | (((exponent + 14) as u32) * 1024 + steps.round_ties_even() as u32) as u16
+}
+
 /// `bits` with a denormal replaced by a zero of the same sign.
 pub fn flush_f16(bits: u16) -> u16 {
     if bits & 0x7c00 == 0 { bits & 0x8000 } else { bits }

@@ -21,7 +21,7 @@ pub use convert::{
     Wide, cvt_f32_fp8, cvt_pk_bf16_f32, cvt_pk_f16_f32, cvt_pk_f32_fp8, cvt_pk_fp8_f32, cvt_pkrtz_f16_f32, cvt_scalef32_pk_from,
     cvt_scalef32_pk_to, f32_to_i32, f32_to_u32,
 };
-pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, flush_f16};
+pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f64_to_f16, flush_f16};
 pub use minifloat::{E8M0_NAN, Fp8Encoding, MiniFloat, e8m0_to_f64, f32_scale_exponent};
 pub use mode::{Denorm, Mode, Round};
 
