@@ -110,7 +110,9 @@ fn no_tile_spills_and_lds_is_what_the_registry_says() {
         let r = match compiled {
             Ok(resources) => resources,
             Err(error) => {
-                wrong.push(format!("{name} {error}"));
+                let text = error.to_string();
+                let first: Vec<_> = text.lines().filter(|line| line.contains("rror:")).take(2).collect();
+                wrong.push(format!("{name} does not compile: {}", first.join(" ")));
                 continue;
             }
         };
