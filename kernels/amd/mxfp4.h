@@ -19,11 +19,12 @@ struct Mxfp4 {
     static constexpr int UNITS = T::HEAD_DIM / UNIT / 4;  // of a lane
     // Units that a lane holds at a time; where there are many more, the next are loaded once these are used up.
     static constexpr int HELD = UNITS > 4 ? 2 : UNITS;
+    static constexpr bool LARGE = UNITS > 4;
     static constexpr int PARTS = UNITS / HELD;
 
-    // O, the scores, K and V as loaded; two workgroups a CU or more where they leave room for Q, P, addresses and temporaries.
-    static constexpr int REGISTERS = T::M_TILES * (T::HEAD_DIM / 4 + T::SUBTILES * 4) + 8 * HELD * (WORDS + 1);
-    static constexpr int WAVES_PER_EU = REGISTERS <= 136 ? 2 : 1;
+    // O, scores, P, K and V as loaded; two workgroups a CU or more where they leave room for Q, addresses and temporaries.
+    static constexpr int REGISTERS = T::M_TILES * (T::HEAD_DIM / 4 + T::SUBTILES * 6) + 8 * HELD * (WORDS + 1);
+    static constexpr int WAVES_PER_EU = REGISTERS <= 168 ? 2 : 1;
 
     typedef u32 Unit __attribute__((ext_vector_type(WORDS)));
 
@@ -51,40 +52,57 @@ PA_DEVICE void wave_fence() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
 }
 
+// Hides from the compiler what a value is. Lanes' offsets are hidden where they are added to an address, and the address where it is the same
+// in all lanes: sums that are moved out of the loop take two vector registers and two instructions for each load.
+PA_DEVICE u32 opaque(u32 offset) {
+    __asm__ volatile("" : "+v"(offset));
+    return offset;
+}
+template <bool UNIFORM>
+PA_DEVICE const u8 *opaque(const u8 *base) {
+    if constexpr (UNIFORM) __asm__("" : "+s"(base));
+    return base;
+}
+
 // The pages of a wave's 64 tokens of a tile. Ids are the same in all lanes: they come by scalar loads, whose wait drains no K or V.
 template <class T>
 struct WavePages {
     static constexpr int COUNT = T::PAGE < T::WAVE_TOKENS ? T::WAVE_TOKENS / T::PAGE : 1;
-    int first;  // token
-    u32 id[COUNT];
+    int first;         // token
+    u32 entry[COUNT];  // of the block table: clamped where it is used, so that nothing waits for it here
 
     // Pages that no row attends are not looked up: one that is attended stands for them.
-    PA_DEVICE void load(const Call &call, const Task<T> &task, int tile) {
+    PA_DEVICE void load(const Call &call, const Task<T> &task, int wave, int tile) {
         const auto *table = (const __attribute__((address_space(4))) u32 *)(u64)task.table;
         const int attended = u32(task.first_token) / T::PAGE, most = min(u32(task.context - 1) / T::PAGE, call.max_pages - 1);
-        first = tile * T::TOKENS + wave() * T::WAVE_TOKENS;
+        first = tile * T::TOKENS + wave * T::WAVE_TOKENS;
         PA_UNROLL for (int i = 0; i < COUNT; i++) {
             const int page = u32(first) / T::PAGE + i;
-            const u32 entry = table[uniform(min(max(page, attended), most))], last = call.args.pages - 1;
-            id[i] = entry < last ? entry : last;
+            entry[i] = table[uniform(min(max(page, attended), most))];
         }
     }
 
-    // Where token `token + own` of the wave's is in a tensor: `token` is the same in all lanes, `own` the lane's, less than SPAN.
-    struct Place {
-        const u8 *base;
-        u32 offset;
-    };
+    // Ids are clamped to the cache.
+    PA_DEVICE u32 id(const TileArgs &args, int i) const {
+        const u32 last = args.pages - 1;
+        return entry[i] < last ? entry[i] : last;
+    }
+
+    // The address of token `token + own` of the wave's in a tensor, in two parts: `token` is the same in all lanes, `own` the lane's, less
+    // than SPAN. A span that pages do not cut has the same base in all lanes.
     template <int SPAN>
-    PA_DEVICE Place place(const void *tensor, const Paged &stride, int head, int token, int own) const {
+    PA_DEVICE const u8 *base(const TileArgs &args, const void *tensor, const Paged &stride, int head, int token, int own) const {
         constexpr bool WHOLE = T::PAGE >= SPAN;
-        u32 page = id[token / T::PAGE % COUNT];
+        u32 page = id(args, token / T::PAGE % COUNT);
         if constexpr (!WHOLE) {
-            PA_UNROLL for (int i = 1; i < SPAN / T::PAGE; i++) page = own >= i * T::PAGE ? id[token / T::PAGE + i] : page;
+            PA_UNROLL for (int i = 1; i < SPAN / T::PAGE; i++) page = own >= i * T::PAGE ? id(args, token / T::PAGE + i) : page;
         }
-        const int shared = T::PAGE > T::WAVE_TOKENS ? (first + token) % T::PAGE : WHOLE ? token % T::PAGE : 0;
-        const u8 *base = at(tensor, page * stride.page + head * stride.head + shared * stride.token);
-        return {base, u32(WHOLE ? own : own % T::PAGE) * u32(stride.token)};
+        const int wave = T::PAGE > T::WAVE_TOKENS ? u32(first) % T::PAGE : 0, shared = WHOLE ? token % T::PAGE : 0;
+        return at(tensor, page * stride.page + head * stride.head + wave * stride.token) + shared * stride.token;
+    }
+    template <int SPAN>
+    static PA_DEVICE u32 offset(const Paged &stride, int own) {
+        return opaque(u32(T::PAGE >= SPAN ? own : own % T::PAGE) * u32(stride.token));
     }
 };
 
@@ -93,17 +111,20 @@ template <class T>
 struct PackedKeys {
     using M = Mxfp4<T>;
     typename M::Unit unit[T::SUBTILES][M::HELD];
-    u8 scale[T::SUBTILES][M::HELD];
+    u32 scale[T::SUBTILES][M::HELD];
 
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
-        const int quarter = lane() / 16;
+        const TileArgs &args = call.args;
+        const int quarter = lane() / 16, own = lane() % 16;
+        constexpr bool UNIFORM = T::PAGE >= 16;
+        const u32 at_codes = pages.template offset<16>(args.key_stride, own), at_scales = pages.template offset<16>(args.k_scale_stride, own);
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-            const auto codes = pages.template place<16>(call.key, call.args.key_stride, head, sub * 16, lane() % 16);
-            const auto scales = pages.template place<16>(call.args.k_scale, call.args.k_scale_stride, head, sub * 16, lane() % 16);
+            const u8 *codes = opaque<UNIFORM>(pages.template base<16>(args, call.key, args.key_stride, head, sub * 16, own));
+            const u8 *scales = opaque<UNIFORM>(pages.template base<16>(args, args.k_scale, args.k_scale_stride, head, sub * 16, own));
             PA_UNROLL for (int i = 0; i < M::HELD; i++) {
                 const int dim = M::dim(part * M::HELD + i, quarter);
-                unit[sub][i] = pa::load<typename M::Unit>(codes.base, codes.offset + dim / 2);
-                scale[sub][i] = pa::load<u8>(scales.base, scales.offset + dim / 32);
+                unit[sub][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);
+                scale[sub][i] = pa::load<u8>(scales, at_scales + dim / 32);
             }
         }
     }
@@ -114,18 +135,25 @@ template <class T>
 struct PackedValues {
     using M = Mxfp4<T>;
     typename M::Unit unit[4][M::HELD];
-    u8 scale[4][M::HELD];
+    u32 scale[4][M::HELD];
 
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
         const TileArgs &args = call.args;
-        const auto codes = pages.template place<T::WAVE_TOKENS>(args.value, args.value_stride, head, 0, lane() / 4 * 4);
-        const auto scales = pages.template place<T::WAVE_TOKENS>(args.v_scale, args.v_scale_stride, head, 0, lane() / 4 * 4);
-        PA_UNROLL for (int token = 0; token < 4; token++)
+        constexpr int SPAN = T::WAVE_TOKENS;
+        constexpr bool UNIFORM = T::PAGE >= SPAN;
+        const int quarter = lane() % 4, own = lane() / 4 * 4;
+        const u32 at_codes = pages.template offset<SPAN>(args.value_stride, own), at_scales = pages.template offset<SPAN>(args.v_scale_stride, own);
+        const u8 *first_codes = pages.template base<SPAN>(args, args.value, args.value_stride, head, 0, own);
+        const u8 *first_scales = pages.template base<SPAN>(args, args.v_scale, args.v_scale_stride, head, 0, own);
+        PA_UNROLL for (int token = 0; token < 4; token++) {
+            const u8 *codes = opaque<UNIFORM>(first_codes + token * args.value_stride.token);
+            const u8 *scales = opaque<UNIFORM>(first_scales + token * args.v_scale_stride.token);
             PA_UNROLL for (int i = 0; i < M::HELD; i++) {
-                const int dim = M::dim(part * M::HELD + i, lane() % 4);
-                unit[token][i] = pa::load<typename M::Unit>(codes.base + token * args.value_stride.token, codes.offset + dim / 2);
-                scale[token][i] = pa::load<u8>(scales.base + token * args.v_scale_stride.token, scales.offset + dim / 32);
+                const int dim = M::dim(part * M::HELD + i, quarter);
+                unit[token][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);
+                scale[token][i] = pa::load<u8>(scales, at_scales + dim / 32);
             }
+        }
     }
 
     // Zeroes tokens that are not the call's: whatever they and their scales hold, 0 * NaN must not come of it.
@@ -149,7 +177,9 @@ struct ValueRows {
     static constexpr int BYTES = 2 * BUFFER;
     u8 *base;
 
-    PA_DEVICE void put(const PackedValues<T> &values, const float (&scale)[4], int unit, int word, int buffer) const {
+    PA_DEVICE void put(const PackedValues<T> &values, int unit, int word, int buffer) const {
+        float scale[4];
+        PA_UNROLL for (int token = 0; token < 4; token++) scale[token] = block_scale(values.scale[token][unit]);
         u8 *rows = base + buffer * BUFFER + lane() % 4 * 8 * ROW + lane() / 4 * 8;
         const u32x4 pairs[4] = {widen_word(values.unit[0][unit][word], scale[0]), widen_word(values.unit[1][unit][word], scale[1]),
                                 widen_word(values.unit[2][unit][word], scale[2]), widen_word(values.unit[3][unit][word], scale[3])};
@@ -162,11 +192,19 @@ struct ValueRows {
         }
     }
 
-    // The operand of 16 rows for a step of 32 tokens, in the order that a lane has scores in: four of one 16, four of the next.
-    PA_DEVICE u32x4 get(int buffer, int tile16, int step) const {
-        u8 *row = base + buffer * BUFFER + (tile16 * 16 + lane() % 16) * ROW + step * 64 + lane() / 16 * 8;
-        const u32x2 low = lds_at<u32x2>(row, 0), high = lds_at<u32x2>(row, 32);
-        return {low.x, low.y, high.x, high.y};
+    // Operands of 16 rows each for steps of 32 tokens, in the order that a lane has scores in: four of one 16, four of the next.
+    struct Operands {
+        u32x4 of[2][2];
+    };
+    PA_DEVICE Operands get(int buffer) const {
+        Operands operands;
+        PA_UNROLL for (int tile16 = 0; tile16 < 2; tile16++)
+            PA_UNROLL for (int step = 0; step < 2; step++) {
+                u8 *row = base + buffer * BUFFER + (tile16 * 16 + lane() % 16) * ROW + step * 64 + lane() / 16 * 8;
+                const u32x2 low = lds_at<u32x2>(row, 0), high = lds_at<u32x2>(row, 32);
+                operands.of[tile16][step] = {low.x, low.y, high.x, high.y};
+            }
+        return operands;
     }
 };
 

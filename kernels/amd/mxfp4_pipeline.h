@@ -21,13 +21,15 @@ struct Mxfp4Lds {
     static constexpr int MERGE_ROW = (MERGE_DIMS + 4) * 4;
     static constexpr int STATISTICS = T::WAVES * 16 * MERGE_ROW;
     static_assert(STATISTICS + T::ROWS * T::WAVES * 8 <= BYTES && BYTES <= PA_LDS_BYTES);
-    u8 *base;
+    const Lds<T> query;
 
-    PA_DEVICE Lds<T> query() const { return {base}; }
-    PA_DEVICE ValueRows<T> values() const { return {base + ROWS + wave() * ValueRows<T>::BYTES}; }
-    PA_DEVICE f32x4 &output(int wave, int row, int dim) const { return lds_at<f32x4>(base, (wave * 16 + row) * MERGE_ROW + dim * 4); }
+    PA_DEVICE explicit Mxfp4Lds(u8 *memory) : query(memory) {}
+
+    PA_DEVICE int wave() const { return query.wave; }
+    PA_DEVICE ValueRows<T> values() const { return {query.base + ROWS + wave() * ValueRows<T>::BYTES}; }
+    PA_DEVICE f32x4 &output(int wave, int row, int dim) const { return lds_at<f32x4>(query.base, (wave * 16 + row) * MERGE_ROW + dim * 4); }
     // Maximum and sum of a row.
-    PA_DEVICE f32x2 &statistic(int row, int wave) const { return lds_at<f32x2>(base, STATISTICS + (row * T::WAVES + wave) * 8); }
+    PA_DEVICE f32x2 &statistic(int row, int wave) const { return lds_at<f32x2>(query.base, STATISTICS + (row * T::WAVES + wave) * 8); }
 };
 
 template <class T>
@@ -41,13 +43,14 @@ struct Mxfp4Pipeline {
     const Mxfp4Lds<T> lds;
     u32x4 held[T::QUERY_PARTS][T::M_TILES][QUERY_HELD ? STEPS : 1];
     RowStates<T> rows;
+    WavePages<T> pages, next;
     PackedKeys<T> keys;
     PackedValues<T> values;
     u32x4 p[T::M_TILES][2];
     f32x4 output[T::M_TILES][M::UNITS][M::WORDS][2] = {};
 
     PA_DEVICE Mxfp4Pipeline(const Call &call, const Task<T> &task, Mxfp4Lds<T> lds)
-        : call(call), task(task), lds(lds), rows(call, task, lds.query()) {
+        : call(call), task(task), lds(lds), rows(call, task, lds.query) {
         if constexpr (QUERY_HELD) {
             PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++)
                 PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
@@ -58,7 +61,7 @@ struct Mxfp4Pipeline {
     // Q for a word of K: a step's unit and word, this lane's quarter.
     PA_DEVICE u32x4 read_query(int part, int m, int step) const {
         const int dim = M::dim(step / M::WORDS, lane() / 16) + step % M::WORDS * 8;
-        return lds.query().template query<u32x4>(part, m * 16 + lane() % 16, dim * 2);
+        return lds.query.template query<u32x4>(part, m * 16 + lane() % 16, dim * 2);
     }
     PA_DEVICE u32x4 query(int part, int m, int step) const {
         if constexpr (QUERY_HELD) return held[part][m][step];
@@ -67,42 +70,61 @@ struct Mxfp4Pipeline {
 
     // The tiles in which this wave's tokens are attended at all.
     PA_DEVICE int first_tile() const {
-        return task.first_tile + (T::WINDOW && task.first_token - task.first_tile * T::TOKENS >= (wave() + 1) * T::WAVE_TOKENS);
+        return task.first_tile + (T::WINDOW && task.first_token - task.first_tile * T::TOKENS >= (lds.wave() + 1) * T::WAVE_TOKENS);
     }
-    PA_DEVICE int end_tile() const { return task.end_tile - ((task.end_tile - 1) * T::TOKENS + wave() * T::WAVE_TOKENS >= task.context); }
+    PA_DEVICE int end_tile() const { return task.end_tile - ((task.end_tile - 1) * T::TOKENS + lds.wave() * T::WAVE_TOKENS >= task.context); }
 
     PA_DEVICE void run() {
-        const int first = first_tile(), end = end_tile(), head = task.rows.head;
-        if (first >= end) return;
-        WavePages<T> pages, next;
-        pages.load(call, task, first);
-        keys.load_part(call, pages, head, 0);
-        values.load_part(call, pages, head, 0);
-        next.load(call, task, first + 1);
-        for (int tile = first; tile < end; tile++) {
-            const bool more = tile + 1 < end;
-            Scores<T> scores = {};
-            PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
-                add_products(scores, part);
-                pin();
-                if (part + 1 < M::PARTS) keys.load_part(call, pages, head, part + 1);
-            }
-            if (more) keys.load_part(call, next, head, 0);
+        int tile = first_tile();
+        const int end = end_tile();
+        if (tile >= end) return;
+        pages.load(call, task, lds.wave(), tile);
+        keys.load_part(call, pages, task.rows.head, 0);
+        pin();
+        values.load_part(call, pages, task.rows.head, 0);
+        next.load(call, task, lds.wave(), tile + 1);
+        pin();
+        if constexpr (M::LARGE) {
+            for (; tile < end; tile++) step(tile, tile + 1 < end, true, true);
+        } else {
+            // The last tile apart, so that the compiler knows in either code what is in flight. It costs registers.
+            for (; tile < end - 1; tile++) step(tile, true, T::WINDOW || !T::SINGLE_QUERY, T::WINDOW);
+            step(tile, false, true, true);
+        }
+    }
+
+    // `more`: another tile follows. Masks are asked for only where a tile may need them.
+    PA_DEVICE void step(int tile, bool more, bool masks_scores, bool masks_values) {
+        const int head = task.rows.head;
+        Scores<T> scores = {};
+        PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
+            add_products(scores, part);
             pin();
-            scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
-            if (task.masks_scores(tile)) mask_scores(scores, rows, tile);
-            PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
-            PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
-#if !defined(PA_TEST_NO_V_MASK)
-                if (task.masks_values(tile)) values.mask(task, pages);
+            if (part + 1 < M::PARTS) keys.load_part(call, pages, head, part + 1);
+        }
+        WavePages<T> after;
+        if (more) {
+            keys.load_part(call, next, head, 0);
+            after.load(call, task, lds.wave(), tile + 2);
+        }
+        pin();
+        scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
+        if (masks_scores && task.masks_scores(tile)) mask_scores(scores, rows, lds.query, tile);
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
+        PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
+#if defined(PA_TEST_NO_V_MASK)
+            masks_values = false;
 #endif
-                add_values(part);
-                pin();
-                if (part + 1 < M::PARTS) values.load_part(call, pages, head, part + 1);
-            }
-            if (more) values.load_part(call, next, head, 0);
+            if (masks_values && task.masks_values(tile)) values.mask(task, pages);
+            add_values(part);
+            pin();
+            if (part + 1 < M::PARTS) values.load_part(call, pages, head, part + 1);
+        }
+        if (more) {
+            values.load_part(call, next, head, 0);
             pages = next;
-            next.load(call, task, tile + 2);
+            next = after;
+            pin();
         }
     }
 
@@ -119,6 +141,7 @@ struct Mxfp4Pipeline {
                         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
                             scores.of[m][sub] = multiply<T::KV>(k[sub], q, scores.of[m][sub]);
                     }
+                if (M::LARGE) pin();
             }
         }
     }
@@ -148,24 +171,26 @@ struct Mxfp4Pipeline {
         }
     }
 
+    // O += P V, a word of V after the other: while one is on its way from LDS, the next is converted.
     PA_DEVICE void add_values(int part) {
+        constexpr int WORDS = M::HELD * M::WORDS;
         const ValueRows<T> staged = lds.values();
-        PA_UNROLL for (int unit = 0; unit < M::HELD; unit++) {
-            float scale[4];
-            PA_UNROLL for (int token = 0; token < 4; token++) scale[token] = block_scale(values.scale[token][unit]);
-            PA_UNROLL for (int word = 0; word < M::WORDS; word++) {
-                staged.put(values, scale, unit, word, word % 2);
-                wave_fence();
-                PA_UNROLL for (int i = 0; i < 2; i++)
-                    PA_UNROLL for (int step = 0; step < 2; step++) {
-                        const u32x4 v = staged.get(word % 2, i, step);
-                        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-                            f32x4 &o = output[m][part * M::HELD + unit][word][i];
-                            o = multiply<T::KV>(v, p[m][step], o);
-                        }
+        staged.put(values, 0, 0, 0);
+        PA_UNROLL for (int word = 0; word < WORDS; word++) {
+            wave_fence();
+            const auto v = staged.get(word % 2);
+            wave_fence();
+            if (!M::LARGE && word + 1 < WORDS) staged.put(values, (word + 1) / M::WORDS, (word + 1) % M::WORDS, (word + 1) % 2);
+            PA_UNROLL for (int i = 0; i < 2; i++)
+                PA_UNROLL for (int step = 0; step < 2; step++)
+                    PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+                        f32x4 &o = output[m][part * M::HELD + word / M::WORDS][word % M::WORDS][i];
+                        o = multiply<T::KV>(v.of[i][step], p[m][step], o);
                     }
-            }
+            pin();
+            if (M::LARGE && word + 1 < WORDS) staged.put(values, (word + 1) / M::WORDS, (word + 1) % M::WORDS, (word + 1) % 2);
         }
+        wave_fence();
     }
 
     // Merges the waves' results, M-tile by M-tile and unit by unit, and stores them.
@@ -173,7 +198,7 @@ struct Mxfp4Pipeline {
         barrier();
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
             const float total = sum_of_row(rows.sum[m]);
-            if (lane() < 16) lds.statistic(m * 16 + lane(), wave()) = {rows.maximum[m], total};
+            if (lane() < 16) lds.statistic(m * 16 + lane(), lds.wave()) = {rows.maximum[m], total};
         }
         barrier();
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
@@ -183,7 +208,7 @@ struct Mxfp4Pipeline {
                     PA_UNROLL for (int i = 0; i < 2; i++) {
                         // Row `l / 16 * 4` of the 16 is dim `.. % 8` of the word of quarter `.. / 8`.
                         const int dim = (i * 2 + lane() / 32) * M::UNIT + word * 8 + lane() / 16 % 2 * 4;
-                        lds.output(wave(), lane() % 16, dim) = output[m][unit][word][i] * decay;
+                        lds.output(lds.wave(), lane() % 16, dim) = output[m][unit][word][i] * decay;
                     }
                 barrier();
                 store_unit(m, unit);
@@ -237,7 +262,7 @@ struct Mxfp4Pipeline {
 template <class T>
 PA_DEVICE void run_mxfp4_task(const Call &call, int plan_row, int slot, Mxfp4Lds<T> lds) {
     const Task<T> task(call, slot, plan_row);
-    stage_queries(call, task.rows, lds.query());
+    stage_queries(call, task.rows, lds.query);
     barrier();
     Mxfp4Pipeline<T> pipeline(call, task, lds);
     pipeline.run();

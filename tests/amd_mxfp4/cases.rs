@@ -11,7 +11,7 @@ use crate::call::{Outcome, TileCall};
 use crate::require_clang;
 
 /// A call with little work. The scale makes many tokens matter: cached values are up to 48.
-fn base() -> CaseSpec {
+pub fn base() -> CaseSpec {
     CaseSpec {
         kv_heads: 1,
         group: 8,

@@ -288,7 +288,8 @@ impl Start<'_> {
     fn wave(&self, index: usize, id: [u32; 3]) -> Result<Wave> {
         let kernel = self.kernel;
         let refuse = |reason: String| Error::Launch { kernel: kernel.name.clone(), reason };
-        let mut wave = Wave::new(index, View::new(self.map.clone()), self.mode, kernel.private_segment_size * 64);
+        let mut wave =
+            Wave::new(index, View::new(self.map.clone()), self.mode, kernel.private_segment_size * 64, self.module.program.vector_rows);
         let mut next = 0u16;
         let properties = kernel.properties;
         for (bit, size) in [(0, 4), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (6, 1)] {

@@ -6,8 +6,8 @@
 use crate::error::Fault;
 use crate::waits::Waits;
 
-/// The last write of a unit of LDS. `seq` 0: none.
-#[derive(Clone, Copy, Default)]
+/// The last write of a unit of LDS, packed so that all zeros, which memory comes with for nothing, is none.
+#[derive(Clone, Copy)]
 struct Write {
     seq: u32,
     inst: u32,
@@ -16,11 +16,26 @@ struct Write {
     atomic: bool,
 }
 
-/// The last read of a unit by one wave. `seq` 0: none.
-#[derive(Clone, Copy, Default)]
-struct Read {
-    seq: u32,
-    inst: u32,
+impl Write {
+    fn pack(self) -> [u64; 2] {
+        let flags = u64::from(self.wave) | u64::from(self.vector) << 8 | u64::from(self.atomic) << 9;
+        [u64::from(self.seq) << 32 | u64::from(self.inst), flags]
+    }
+
+    fn unpack([operation, flags]: [u64; 2]) -> Self {
+        Self {
+            seq: (operation >> 32) as u32,
+            inst: operation as u32,
+            wave: flags as u8,
+            vector: flags >> 8 & 1 == 1,
+            atomic: flags >> 9 & 1 == 1,
+        }
+    }
+}
+
+/// The last read of a unit by one wave: number and instruction. 0: none.
+fn pack_read(seq: u32, inst: u32) -> u64 {
+    u64::from(seq) << 32 | u64::from(inst)
 }
 
 /// Who accesses, and how.
@@ -63,8 +78,8 @@ pub struct Lds {
     data: Vec<u8>,
     shift: u32,
     waves: usize,
-    writes: Vec<Write>,
-    reads: Vec<Read>,
+    writes: Vec<[u64; 2]>,
+    reads: Vec<u64>,
     /// By wave: (vector, LDS) operations proven done at the last barrier.
     released: Vec<(u32, u32)>,
 }
@@ -77,8 +92,8 @@ impl Lds {
             data: vec![0xff; size],
             shift,
             waves,
-            writes: vec![Write::default(); units],
-            reads: vec![Read::default(); units * waves],
+            writes: vec![[0; 2]; units],
+            reads: vec![0; units * waves],
             released: vec![(0, 0); waves],
         }
     }
@@ -101,7 +116,7 @@ impl Lds {
     #[inline]
     pub fn read(&mut self, by: Access, offset: u64, bytes: usize) -> Result<&[u8], LdsFault> {
         let range = self.bounds(offset, bytes)?;
-        let read = Read { seq: by.waits.lds_issued + 1, inst: by.inst };
+        let read = pack_read(by.waits.lds_issued + 1, by.inst);
         for unit in range.start >> self.shift..=(range.end - 1) >> self.shift {
             self.after_write(by, unit, "read")?;
             self.reads[unit * self.waves + by.wave] = read;
@@ -119,7 +134,7 @@ impl Lds {
     pub fn write(&mut self, by: Access, offset: u64, data: &[u8]) -> Result<(), LdsFault> {
         let range = self.bounds(offset, data.len())?;
         let issued = if by.vector { by.waits.vector_issued } else { by.waits.lds_issued };
-        let write = Write { seq: issued + 1, inst: by.inst, wave: by.wave as u8, vector: by.vector, atomic: by.atomic };
+        let write = Write { seq: issued + 1, inst: by.inst, wave: by.wave as u8, vector: by.vector, atomic: by.atomic }.pack();
         for unit in range.start >> self.shift..=(range.end - 1) >> self.shift {
             self.after_write(by, unit, "write")?;
             self.after_reads(by, unit)?;
@@ -131,10 +146,10 @@ impl Lds {
 
     #[inline]
     fn after_write(&self, by: Access, unit: usize, access: &'static str) -> Result<(), LdsFault> {
-        let write = self.writes[unit];
-        if write.seq == 0 {
+        if self.writes[unit][0] == 0 {
             return Ok(());
         }
+        let write = Write::unpack(self.writes[unit]);
         let other = usize::from(write.wave);
         let ordered = if other == by.wave {
             !write.vector || by.vector || write.seq <= by.waits.vector_done
@@ -151,9 +166,10 @@ impl Lds {
     #[inline]
     fn after_reads(&self, by: Access, unit: usize) -> Result<(), LdsFault> {
         for (other, read) in self.reads[unit * self.waves..(unit + 1) * self.waves].iter().enumerate() {
-            let ordered = if other == by.wave { !by.vector || read.seq <= by.waits.lds_done } else { read.seq <= self.released[other].1 };
-            if read.seq != 0 && !ordered {
-                return Err(self.race(by, unit, "write", "read", other, read.inst));
+            let seq = (read >> 32) as u32;
+            let ordered = if other == by.wave { !by.vector || seq <= by.waits.lds_done } else { seq <= self.released[other].1 };
+            if seq != 0 && !ordered {
+                return Err(self.race(by, unit, "write", "read", other, *read as u32));
             }
         }
         Ok(())

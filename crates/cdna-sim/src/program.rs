@@ -498,6 +498,8 @@ pub struct Program {
     index: Vec<u32>,
     /// Smallest LDS access as a power of two, 2 at most: the unit of race tracking.
     pub(crate) lds_shift: u32,
+    /// Vector registers up to the last one that an instruction names.
+    pub(crate) vector_rows: usize,
 }
 
 impl Program {
@@ -515,7 +517,10 @@ impl Program {
             _ => 4,
         };
         let lds_shift = insts.iter().map(narrowest).min().unwrap_or(4).min(4).trailing_zeros();
-        Ok(Self { arch, insts, base, index, lds_shift })
+        let named = insts.iter().flat_map(|inst| inst.reads.iter().chain(&*inst.writes)).filter(|regs| regs.is_vector());
+        // v0 holds the work item's number in any case.
+        let vector_rows = named.map(|regs| regs.vector() + usize::from(regs.count)).max().unwrap_or(0).max(1);
+        Ok(Self { arch, insts, base, index, lds_shift, vector_rows })
     }
 
     /// The instruction at `address`.

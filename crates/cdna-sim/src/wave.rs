@@ -2,7 +2,7 @@
 
 use crate::exec::lanes::Row;
 use crate::mem::View;
-use crate::operand::{EXEC, REGISTERS, VCC, VGPR};
+use crate::operand::{EXEC, VCC};
 use crate::program::ScalarSrc;
 use crate::waits::Waits;
 
@@ -35,7 +35,7 @@ pub struct Wave {
     pub pc: usize,
     /// SGPRs, VCC, M0, EXEC.
     pub s: [u32; 128],
-    /// VGPRs, then AGPRs.
+    /// VGPRs, then AGPRs, as far as the program names them.
     pub v: Box<[Row]>,
     pub scc: bool,
     pub mode: Mode,
@@ -58,12 +58,12 @@ pub enum State {
 
 impl Wave {
     /// A wave with all registers at a value that no test relies on.
-    pub fn new(index: usize, view: View, mode: Mode, scratch: usize) -> Self {
+    pub fn new(index: usize, view: View, mode: Mode, scratch: usize, rows: usize) -> Self {
         Self {
             index,
             pc: 0,
             s: [0xdead_beef; 128],
-            v: vec![[0x7fc0_dead; 64]; REGISTERS - usize::from(VGPR)].into(),
+            v: vec![[0x7fc0_dead; 64]; rows].into(),
             scc: false,
             mode,
             waits: Waits::default(),

@@ -132,7 +132,7 @@ fn leaf(rng: &mut StdRng, ty: Type) -> String {
     format!("in_{}(in, {})", ty.c(), rng.random_range(0..4))
 }
 
-/// What the generated functions are made of: defined for every input, and the same on both machines.
+/// What the generated functions are made of: defined for every input, and the same on both machines. (Which zero a minimum gives is not.)
 fn prelude() -> String {
     let mut text = String::from(
         "typedef unsigned u32; typedef int i32; typedef unsigned long u64; typedef long i64; typedef unsigned short u16; typedef short i16;\n\
@@ -203,8 +203,8 @@ fn prelude() -> String {
              FN {ty} {ty}_mul({ty} a, {ty} b) {{ return a * b; }}\n\
              FN {ty} {ty}_div({ty} a, {ty} b) {{ return a / b; }}\n\
              FN {ty} {ty}_fma({ty} a, {ty} b, {ty} c) {{ return __builtin_elementwise_fma(a, b, c); }}\n\
-             FN {ty} {ty}_min({ty} a, {ty} b) {{ return a < b ? a : b; }}\n\
-             FN {ty} {ty}_max({ty} a, {ty} b) {{ return a > b ? a : b; }}\n\
+             FN {ty} {ty}_min({ty} a, {ty} b) {{ {ty} x = a < b ? a : b; return x == 0 ? ({ty})0 : x; }}\n\
+             FN {ty} {ty}_max({ty} a, {ty} b) {{ {ty} x = a > b ? a : b; return x == 0 ? ({ty})0 : x; }}\n\
              FN {ty} {ty}_neg({ty} a) {{ return -a; }}\n\
              FN {ty} {ty}_abs({ty} a) {{ return __builtin_elementwise_abs(a); }}\n\
              FN {ty} {ty}_floor({ty} a) {{ return __builtin_elementwise_floor(a); }}\n\
