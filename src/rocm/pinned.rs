@@ -202,8 +202,8 @@ impl RocmDevice {
         }
         let inner = &self.inner;
         let mut buffer = inner.staging.take(inner, bytes)?;
-        // SAFETY: the buffer has at least so many bytes, has one owner, and no copy from it is under way. Pinned memory comes zeroed or was
-        // written before; any byte is a valid u8.
+        // SAFETY: the buffer has at least so many bytes, has one owner, and no copy from it is under way. Its memory is the runtime's, foreign to
+        // Rust: bytes of whatever value.
         fill(unsafe { std::slice::from_raw_parts_mut(buffer.pointer.cast::<u8>(), bytes) });
         let to = (storage.address() + offset as u64) as *mut c_void;
         let context = &inner.context;

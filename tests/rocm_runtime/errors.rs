@@ -8,6 +8,10 @@ use crate::support::*;
 #[test]
 fn without_a_runtime() {
     if in_child() {
+        if RocmDevice::count().is_ok() {
+            println!("SKIPPED: the loader finds a HIP runtime of the system's");
+            return;
+        }
         for error in [RocmDevice::count().map(|_| ()), RocmDevice::new(0).map(|_| ())] {
             assert_error(error, &["no HIP runtime", "libamdhip64.so", "$HIP_PATH/lib", "$ROCM_PATH/lib", "/opt/rocm/lib", "HIP_PATH"]);
         }
@@ -31,6 +35,22 @@ fn with_a_library_that_is_no_runtime() {
     let library = maps.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.contains("/libc.so"))).unwrap();
     std::fs::copy(library, folder.path().join("lib/libamdhip64.so")).unwrap();
     child("errors::with_a_library_that_is_no_runtime", &[("HIP_PATH", folder.path().to_str().unwrap())]);
+}
+
+/// Whether a HIP runtime is mapped into this process.
+fn runtime_is_mapped() -> bool {
+    std::fs::read_to_string("/proc/self/maps").unwrap().contains("libamdhip64")
+}
+
+#[test]
+fn the_runtime_is_opened_at_first_use_not_at_the_start() {
+    if in_child() {
+        assert!(!runtime_is_mapped(), "linked");
+        RocmDevice::count().unwrap();
+        assert!(runtime_is_mapped());
+    } else {
+        child("errors::the_runtime_is_opened_at_first_use_not_at_the_start", &[]);
+    }
 }
 
 #[test]

@@ -189,15 +189,10 @@ fn a_pinned_buffer_whose_event_failed_is_used_again_after_a_wait() -> Result<()>
     simulator.clear();
     device.upload(&[&[4]])?;
     device.upload(&[&[5]])?;
-    assert_eq!(simulator.count("host_allocations"), if simulated_queues() { 3 } else { 2 });
+    assert_eq!(simulator.count("host_allocations"), if simulator.queues() { 3 } else { 2 });
     drop(device);
     assert_eq!(simulator.count("host_allocations"), 0);
     Ok(())
-}
-
-/// Whether the simulator leaves work undone until something waits for it.
-fn simulated_queues() -> bool {
-    std::env::var("HIP_SIM_ASYNC").is_ok_and(|value| value == "1")
 }
 
 #[test]

@@ -69,6 +69,31 @@ fn more_than_there_is_is_an_error_with_the_numbers() -> Result<()> {
 }
 
 #[test]
+fn a_steady_state_asks_the_runtime_for_work_alone() -> Result<()> {
+    let _alone = alone();
+    let Some(simulator) = simulator() else { return Ok(()) };
+    let device = device();
+    let kernel = device.load(code_object(), "add")?;
+    let out = RocmTensor::zeros(1000, DType::F32, &device)?;
+    let step = |step: usize| {
+        let input = RocmTensor::from_tensor(&(counting(1000) + step as f64)?, &device)?;
+        let temporary = RocmTensor::empty(1000 + step, DType::F32, &device)?;
+        add(&device, &kernel, &input, &temporary, 1.0)?;
+        add(&device, &kernel, &temporary.narrow(0, 0, 1000)?, &out, 1.0)
+    };
+    [0, 99].into_iter().try_for_each(step)?;
+    let asked = || ["mallocs", "synchronizations", "implicit_synchronizations"].map(|name| simulator.count(name));
+    let (before, pinned) = (asked(), simulator.count("host_mallocs"));
+    (0..100).try_for_each(step)?;
+    assert_eq!(asked(), before);
+    if !simulator.queues() {
+        assert_eq!(simulator.count("host_mallocs"), pinned);
+    }
+    assert_eq!(values(&out), (counting(1000) + 101.0)?.to_vec1::<f32>()?);
+    Ok(())
+}
+
+#[test]
 fn kept_memory_is_given_back_before_a_request_fails() -> Result<()> {
     let _alone = alone();
     let Some(simulator) = simulator() else { return Ok(()) };

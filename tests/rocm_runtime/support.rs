@@ -146,6 +146,11 @@ impl Simulator {
         unsafe { self.0.get::<unsafe extern "C" fn(i32, *const c_char) -> i64>("hip_sim_count\0").unwrap()(0, name.as_ptr()) }
     }
 
+    /// Whether work is left undone until something waits for it.
+    pub fn queues(&self) -> bool {
+        std::env::var("HIP_SIM_ASYNC").is_ok_and(|value| value == "1")
+    }
+
     /// How many of each kind of thing are alive.
     pub fn alive(&self) -> Vec<(&'static str, i64)> {
         ["allocations", "bytes", "host_allocations", "streams", "events", "modules", "graphs", "graph_execs"]
