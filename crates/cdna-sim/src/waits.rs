@@ -33,6 +33,10 @@ struct Pending {
 /// In flight and first uses share a byte a register: the low bits count loads in flight, the top bit marks a loaded value not read yet.
 const FRESH: u8 = 0x80;
 
+/// What the counters hold at most: 6 and 4 bits.
+const VECTOR_MAX: usize = 63;
+const LGKM_MAX: usize = 15;
+
 /// The scoreboard of one wave.
 pub struct Waits {
     vector: VecDeque<Pending>,
@@ -78,8 +82,14 @@ pub enum Touch {
 }
 
 impl Waits {
-    /// Issues an operation that loads `regs` (none for stores).
+    /// Issues an operation that loads `regs` (none for stores). A full counter holds the issue up until its oldest operation is done, which
+    /// compilers take as proof.
     pub fn issue(&mut self, counter: Counter, inst: u32, regs: Regs) {
+        match counter {
+            Counter::Vector | Counter::Flat => self.wait(VECTOR_MAX - 1, usize::MAX),
+            Counter::Lds => self.wait(usize::MAX, LGKM_MAX - 1),
+            Counter::Scalar => {}
+        }
         let pending = Pending { inst, regs, counter, vector_done: false, lgkm_done: false };
         for register in regs.first..regs.first + regs.count {
             let state = &mut self.state[usize::from(register)];
@@ -216,6 +226,21 @@ mod tests {
         assert_eq!(waits.read(b), Touch::InFlight { inst: 8, register: 140 });
         waits.wait(0, 15);
         assert_eq!(waits.write(b, None), Touch::Free);
+    }
+
+    #[test]
+    fn full_counters_hold_the_issue_up() {
+        let mut waits = Waits::default();
+        let r = |i: usize| Regs::new(130 + i as u16, 1);
+        (0..VECTOR_MAX).for_each(|i| waits.issue(Counter::Vector, 1, r(i)));
+        assert!(matches!(waits.read(r(0)), Touch::InFlight { .. }));
+        waits.issue(Counter::Vector, 1, r(VECTOR_MAX));
+        assert_eq!(waits.read(r(0)), Touch::FirstUse);
+        assert!(matches!(waits.read(r(1)), Touch::InFlight { .. }));
+        let l = |i: usize| Regs::new(300 + i as u16, 1);
+        (0..=LGKM_MAX).for_each(|i| waits.issue(Counter::Lds, 1, l(i)));
+        assert_eq!(waits.read(l(0)), Touch::FirstUse);
+        assert!(matches!(waits.read(l(1)), Touch::InFlight { .. }));
     }
 
     #[test]

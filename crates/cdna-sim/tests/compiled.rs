@@ -260,6 +260,16 @@ fn clamped_integers_saturate_and_signed_counts_find_the_top_bit() {
 }
 
 #[test]
+fn sub_dwords_are_extended_where_they_say_so() {
+    require_clang!();
+    // The selection on gfx9's carry arithmetic, whose carry is an operand too: 0xd7f4 - (the sign-extended 0xf954) borrows.
+    let body = "v_mov_b32_e32 v2, 0x1234d7f4\nv_mov_b32_e32 v3, 0xf9540000\n\
+                v_sub_co_u32_sdwa v8, vcc, v2, sext(v3) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:WORD_1\n\
+                v_mov_b32_e32 v9, vcc_lo\n";
+    assert_eq!(registers(body, 0, 2)[3], [0xdea0, u32::MAX]);
+}
+
+#[test]
 fn packed_moves_take_a_half_of_each_source() {
     require_clang!();
     let set = "v_mov_b32_e32 v2, 1\nv_mov_b32_e32 v3, 2\nv_mov_b32_e32 v4, 3\nv_mov_b32_e32 v5, 4\n";

@@ -27,12 +27,18 @@ enum Type {
     F32,
     F16,
     F64,
+    F16x2,
+    I16x2,
+    U16x2,
+    F32x2,
 }
 
 use Type::*;
 
 impl Type {
-    const ALL: [Type; 10] = [U32, I32, U64, I64, U16, I16, U8, F32, F16, F64];
+    const ALL: [Type; 14] = [U32, I32, U64, I64, U16, I16, U8, F32, F16, F64, F16x2, I16x2, U16x2, F32x2];
+    const SCALAR: [Type; 10] = [U32, I32, U64, I64, U16, I16, U8, F32, F16, F64];
+    const PAIRS: [(Type, Type); 4] = [(F16x2, F16), (I16x2, I16), (U16x2, U16), (F32x2, F32)];
 
     fn c(self) -> &'static str {
         match self {
@@ -46,7 +52,21 @@ impl Type {
             F32 => "f32",
             F16 => "f16",
             F64 => "f64",
+            F16x2 => "f16x2",
+            I16x2 => "i16x2",
+            U16x2 => "u16x2",
+            F32x2 => "f32x2",
         }
+    }
+
+    /// What a pair is of.
+    fn element(self) -> Option<Type> {
+        Type::PAIRS.iter().find(|(pair, _)| *pair == self).map(|(_, element)| *element)
+    }
+
+    /// Pairs of it.
+    fn pair(self) -> Option<Type> {
+        Type::PAIRS.iter().find(|(_, element)| *element == self).map(|(pair, _)| *pair)
     }
 
     fn is_float(self) -> bool {
@@ -60,12 +80,18 @@ fn expression(rng: &mut StdRng, ty: Type, depth: usize) -> String {
     if depth == 0 || rng.random_ratio(1, 12) {
         return leaf(rng, ty);
     }
+    if let Some(element) = ty.element() {
+        return pair_expression(rng, ty, element, depth);
+    }
+    if let Some(pair) = ty.pair().filter(|_| rng.random_ratio(1, 6)) {
+        return format!("{}[{}]", expression(rng, pair, depth - 1), rng.random_range(0..2));
+    }
     if rng.random_ratio(1, 6) {
-        let from = Type::ALL[rng.random_range(0..Type::ALL.len())];
+        let from = Type::SCALAR[rng.random_range(0..Type::SCALAR.len())];
         return format!("{}_from_{}({})", name, from.c(), expression(rng, from, depth - 1));
     }
     if rng.random_ratio(1, 8) {
-        let of = Type::ALL[rng.random_range(0..Type::ALL.len())];
+        let of = Type::SCALAR[rng.random_range(0..Type::SCALAR.len())];
         let compare = ["<", "<=", "==", "!=", ">", ">="][rng.random_range(0..6)];
         let [a, b] = [(); 2].map(|()| expression(rng, of, depth - 1));
         let [x, y] = [(); 2].map(|()| expression(rng, ty, depth - 1));
@@ -122,8 +148,47 @@ fn expression(rng: &mut StdRng, ty: Type, depth: usize) -> String {
     format!("{name}_{operation}({})", operands.join(", "))
 }
 
+/// An expression of a pair.
+fn pair_expression(rng: &mut StdRng, ty: Type, element: Type, depth: usize) -> String {
+    let name = ty.c();
+    match rng.random_range(0..8) {
+        0 => {
+            let [a, b] = [(); 2].map(|()| expression(rng, element, depth - 1));
+            return format!("(({name}){{ {a}, {b} }})");
+        }
+        1 | 2 => {
+            let [a, b] = [(); 2].map(|()| expression(rng, ty, depth - 1));
+            return format!("__builtin_shufflevector({a}, {b}, {}, {})", rng.random_range(0..4), rng.random_range(0..4));
+        }
+        _ => {}
+    }
+    let operations: &[(&str, usize)] = if element.is_float() {
+        &[("add", 2), ("sub", 2), ("mul", 2), ("fma", 3), ("neg", 1), ("abs", 1)]
+    } else {
+        &[
+            ("add", 2),
+            ("sub", 2),
+            ("mul", 2),
+            ("muladd", 3),
+            ("and", 2),
+            ("or", 2),
+            ("xor", 2),
+            ("not", 1),
+            ("shl", 2),
+            ("shr", 2),
+            ("min", 2),
+            ("max", 2),
+            ("add_sat", 2),
+            ("sub_sat", 2),
+        ]
+    };
+    let (operation, arity) = operations[rng.random_range(0..operations.len())];
+    let operands: Vec<String> = (0..arity).map(|_| expression(rng, ty, depth - 1)).collect();
+    format!("{name}_{operation}({})", operands.join(", "))
+}
+
 fn leaf(rng: &mut StdRng, ty: Type) -> String {
-    if rng.random_ratio(1, 4) {
+    if ty.element().is_none() && rng.random_ratio(1, 4) {
         return match ty {
             F32 | F16 | F64 => format!("({})({:?})", ty.c(), [0.5, 1.0, -2.0, 3.25, 1e-3, 100.0][rng.random_range(0..6)]),
             _ => format!("({})({})", ty.c(), [0i64, 1, -1, 7, 31, 255, 0x1234_5678, -16][rng.random_range(0..8)]),
@@ -214,8 +279,47 @@ fn prelude() -> String {
              FN {ty} {ty}_sqrt({ty} a) {{ return __builtin_elementwise_sqrt(a); }}\n"
         );
     }
-    for to in Type::ALL {
-        for from in Type::ALL {
+    for (pair, element) in Type::PAIRS {
+        let (ty, bits) = (pair.c(), if element == F32 { "u64" } else { "u32" });
+        let _ = write!(
+            text,
+            "typedef {} {ty} __attribute__((ext_vector_type(2)));\n\
+             FN {ty} in_{ty}(const u64 *in, int i) {{ {bits} b = ({bits})in[i]; {ty} x; __builtin_memcpy(&x, &b, sizeof x); return x; }}\n\
+             FN {ty} {ty}_add({ty} a, {ty} b) {{ return a + b; }}\n\
+             FN {ty} {ty}_sub({ty} a, {ty} b) {{ return a - b; }}\n\
+             FN {ty} {ty}_mul({ty} a, {ty} b) {{ return a * b; }}\n",
+            element.c()
+        );
+        let _ = if element.is_float() {
+            write!(
+                text,
+                "FN u64 {ty}_bits({ty} x) {{ return {0}_bits(x[0]) ^ {0}_bits(x[1]) << 32; }}\n\
+                 FN {ty} {ty}_fma({ty} a, {ty} b, {ty} c) {{ return __builtin_elementwise_fma(a, b, c); }}\n\
+                 FN {ty} {ty}_neg({ty} a) {{ return -a; }}\n\
+                 FN {ty} {ty}_abs({ty} a) {{ return __builtin_elementwise_abs(a); }}\n",
+                element.c()
+            )
+        } else {
+            write!(
+                text,
+                "FN u64 {ty}_bits({ty} x) {{ u32 b; __builtin_memcpy(&b, &x, sizeof b); return b; }}\n\
+                 FN {ty} {ty}_muladd({ty} a, {ty} b, {ty} c) {{ return a * b + c; }}\n\
+                 FN {ty} {ty}_and({ty} a, {ty} b) {{ return a & b; }}\n\
+                 FN {ty} {ty}_or({ty} a, {ty} b) {{ return a | b; }}\n\
+                 FN {ty} {ty}_xor({ty} a, {ty} b) {{ return a ^ b; }}\n\
+                 FN {ty} {ty}_not({ty} a) {{ return ~a; }}\n\
+                 FN {ty} {ty}_shl({ty} a, {ty} b) {{ return a << (b & ({0})15); }}\n\
+                 FN {ty} {ty}_shr({ty} a, {ty} b) {{ return a >> (b & ({0})15); }}\n\
+                 FN {ty} {ty}_min({ty} a, {ty} b) {{ return __builtin_elementwise_min(a, b); }}\n\
+                 FN {ty} {ty}_max({ty} a, {ty} b) {{ return __builtin_elementwise_max(a, b); }}\n\
+                 FN {ty} {ty}_add_sat({ty} a, {ty} b) {{ return __builtin_elementwise_add_sat(a, b); }}\n\
+                 FN {ty} {ty}_sub_sat({ty} a, {ty} b) {{ return __builtin_elementwise_sub_sat(a, b); }}\n",
+                element.c()
+            )
+        };
+    }
+    for to in Type::SCALAR {
+        for from in Type::SCALAR {
             let limit = match to {
                 U32 => "a >= 0 && a < 4294967296.0",
                 I32 => "a > -2147483648.0 && a < 2147483648.0",
@@ -245,6 +349,7 @@ fn functions(rng: &mut StdRng) -> String {
             F32 => "f32_bits(x)",
             F16 => "f16_bits(x)",
             F64 => "f64_bits(x)",
+            F16x2 | I16x2 | U16x2 | F32x2 => &format!("{}_bits(x)", ty.c()),
             _ => "(u64)x",
         };
         let _ = writeln!(text, "FN u64 g{i}(const u64 *in) {{ {} x = {body}; return {bits}; }}", ty.c());

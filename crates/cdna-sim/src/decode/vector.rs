@@ -232,7 +232,7 @@ impl Decoder<'_> {
             }),
         };
         let dpp = self.dpp()?;
-        let sdwa = self.sdwa()?;
+        let sdwa = self.sdwa(first)?;
         // A partial write keeps what it does not write.
         if op_sel & 8 != 0 || sdwa.is_some_and(|s| s.unused == Unused::Preserve) {
             self.reads.push(registers);
@@ -295,7 +295,7 @@ impl Decoder<'_> {
         let mut inputs = [NO_INPUT; 3];
         inputs[0] = self.input(1, ty)?;
         inputs[1] = self.input(2, if class { Ty::B32 } else { ty })?;
-        let (dpp, sdwa) = (self.dpp()?, self.sdwa()?);
+        let (dpp, sdwa) = (self.dpp()?, self.sdwa(1)?);
         if dpp.is_some() {
             return Err("DPP on a comparison".into());
         }
@@ -468,7 +468,8 @@ impl Decoder<'_> {
         Err("DPP control".into())
     }
 
-    fn sdwa(&mut self) -> Result<Option<Sdwa>, String> {
+    /// Selections of the sources, which are operands `source` on, and of the destination.
+    fn sdwa(&mut self, source: usize) -> Result<Option<Sdwa>, String> {
         if self.suffix != "_sdwa" {
             return Ok(None);
         }
@@ -479,8 +480,7 @@ impl Decoder<'_> {
             Some("UNUSED_PRESERVE") => Unused::Preserve,
             Some(other) => return Err(format!("dst_unused:{other}")),
         };
-        let shift = usize::from(self.parsed.operands.first().is_some_and(|o| o.regs().is_some()));
-        let sext = |i: usize| self.parsed.operands.get(shift + i).is_some_and(|o| o.sext);
+        let sext = |i: usize| self.parsed.operands.get(source + i).is_some_and(|o| o.sext);
         let (first, second) = (sext(0), sext(1));
         let src = [self.select("src0_sel", first)?, self.select("src1_sel", second)?];
         Ok(Some(Sdwa { dst, unused, src }))
