@@ -1,7 +1,7 @@
 //! Kernel launches.
 
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,9 +12,9 @@ use super::module::Kernel;
 use crate::gpu::launch::LaunchShape;
 
 /// HIP's marks in a launch's list of extras: what follows is the arguments' address, their size; the end.
-const BUFFER_POINTER: *mut c_void = 1 as *mut c_void;
-const BUFFER_SIZE: *mut c_void = 2 as *mut c_void;
-const END: *mut c_void = 3 as *mut c_void;
+const BUFFER_POINTER: *mut c_void = without_provenance_mut(1);
+const BUFFER_SIZE: *mut c_void = without_provenance_mut(2);
+const END: *mut c_void = without_provenance_mut(3);
 
 /// What HIP admits in a grid's second and third dim.
 const MOST_GROUPS_YZ: u32 = 65535;

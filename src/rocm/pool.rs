@@ -75,11 +75,7 @@ impl State {
 
 /// The size of the block that serves a request of `bytes`.
 fn block_bytes(bytes: usize) -> Option<usize> {
-    let step = match bytes {
-        0..=SMALLEST => SMALLEST,
-        ..=LARGE => (bytes.next_power_of_two() / 8).max(SMALLEST),
-        _ => LARGE_STEP,
-    };
+    let step = if bytes > LARGE { LARGE_STEP } else { (bytes.next_power_of_two() / 8).max(SMALLEST) };
     bytes.max(1).checked_next_multiple_of(step)
 }
 
