@@ -2,12 +2,11 @@
 //
 // A warp holds M_TILES tiles of 16 rows. In a lane, g = lane / 4 and t = lane % 4. Which channel is which k index of QK, which token which
 // column of S and k index of PV, and which channel which column of O is free as long as both sides agree. 16-bit caches take the order of
-// ldmatrix. FP8 caches are read 16 bytes a lane and widened in registers:
+// ldmatrix. FP8 caches that are widened in registers are read 16 bytes a lane:
 //   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0..3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
 //   PV: k indices of lane t are tokens 4t..4t+3; column c of n-tile 16b + i is channel 128b + 16c + i.
 #pragma once
 
-#include "pages.cuh"
 #include "wgmma.cuh"
 
 namespace pa {
@@ -21,26 +20,24 @@ struct Query {
 // First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
 template <class T>
 __device__ __forceinline__ int query_channel(int step, int half, int t) {
-    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
+    return T::PACKED ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
 }
 
 // Channel of column 2t + e of n-tile `n` of the output.
 template <class T>
 __device__ __forceinline__ int out_channel(int n, int t, int e) {
-    return T::FP8 ? 128 * (n / 16) + 16 * (2 * t + e) + n % 16 : 8 * n + 2 * t + e;
+    return T::PACKED ? 128 * (n / 16) + 16 * (2 * t + e) + n % 16 : 8 * n + 2 * t + e;
 }
 
 // Token within its 16 of element `e` (0, 1) of n-tile `n` (0, 1) of the scores.
 template <class T>
 __device__ __forceinline__ int score_token(int n, int t, int e) {
-    return T::FP8 ? 4 * t + 2 * n + e : 8 * n + 2 * t + e;
+    return T::PACKED ? 4 * t + 2 * n + e : 8 * n + 2 * t + e;
 }
 
-// Loads the warp's query rows; rows past the last are zeros.
+// The warp's query rows as they are stored; rows past the last are zeros.
 template <class T>
-__device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, const Task& task, int first_row, int lane) {
-    using Compute = typename T::Compute;
-    using Element = typename T::Query;
+__device__ __forceinline__ void fetch_query(Query<T>& q, const CudaTileArgs& p, const Task& task, int first_row, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
@@ -48,16 +45,29 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
         for (int h = 0; h < 2; h++) {
             const int row = first_row + m * 16 + h * 8 + g;
             const bool real = row < task.rows;
-            const int query = real ? row / p.group : 0, head = real ? task.head * p.group + row % p.group : 0;
-            const u16* src = static_cast<const u16*>(p.q) + (task.query_first + query) * p.q_token_stride + head * p.q_head_stride;
-            u32 raw[T::K_STEPS][2];
+            const int query = real ? row / T::GROUP : 0, head = real ? task.head * T::GROUP + row % T::GROUP : 0;
+            const u16* src = static_cast<const u16*>(p.q) + (task.query_first + query) * p.q_row + head * p.q_head;
 #pragma unroll
             for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
+                    q.a[m][s][2 * half + h] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
                 }
             }
+        }
+    }
+}
+
+// Turns them into the products' type.
+template <class T>
+__device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p) {
+    using Compute = typename T::Compute;
+    using Element = typename T::Query;
+    const float scale = p.scale_log2 * (T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f);
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
             float factor = 1.0f;
             if constexpr (T::SCALED_QUERY) {
                 float most = 0.0f;
@@ -65,7 +75,7 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
                 for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        const float2 x = Element::unpack(raw[s][half]);
+                        const float2 x = Element::unpack(q.a[m][s][2 * half + h]);
                         most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
                     }
                 }
@@ -75,20 +85,19 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
                 const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 227u);
                 factor = __uint_as_float(exponent << 23);
             }
-            const float inverse = 1.0f / factor;
+            if constexpr (!Same<Compute, Element>::value) {
+                const float inverse = 1.0f / factor;
 #pragma unroll
-            for (int s = 0; s < T::K_STEPS; s++) {
+                for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    u32 x = raw[s][half];
-                    if constexpr (!Same<Compute, Element>::value) {
+                    for (int half = 0; half < 2; half++) {
+                        u32& x = q.a[m][s][2 * half + h];
                         const float2 f = Element::unpack(x);
                         x = Compute::pack(f.x * inverse, f.y * inverse);
                     }
-                    q.a[m][s][2 * half + h] = x;
                 }
             }
-            q.scale[m][h] = p.scale_log2 * factor;
+            q.scale[m][h] = scale * factor;
         }
     }
 }
@@ -104,7 +113,7 @@ __device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4
             for (int i = 0; i < 4; i++) s[m][n][i] = 0.0f;
         }
     }
-    if constexpr (T::FP8) {
+    if constexpr (T::PACKED) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int n = 0; n < T::N_TILES; n++) {
@@ -159,7 +168,7 @@ __device__ __forceinline__ void add_warp_values(float (&o)[T::M_TILES][T::OUT_TI
     using Compute = typename T::Compute;
 #pragma unroll
     for (int step = 0; step < T::N_TILES / 2; step++) {
-        if constexpr (T::FP8) {
+        if constexpr (T::PACKED) {
             const int g = lane / 4, t = lane % 4;
 #pragma unroll
             for (int block = 0; block < T::HEAD_DIM / 128; block++) {

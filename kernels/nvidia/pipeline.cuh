@@ -21,20 +21,8 @@ struct State {
 };
 
 template <class T>
-__device__ __forceinline__ void walk(State<T>& state, const TileParams& p, const Task& task, u32 ring, int group, int first_row, int thread) {
-    const int lane = thread & 31;
-    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
-    const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
-    PageIds<T> pages;
-    pages.start(p, task, group, lane);
-#pragma unroll
-    for (int stage = 0; stage < T::STAGES - 1; stage++) {
-        if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
-        copies_commit();
-    }
-    Query<T> q;
-    load_query<T>(q, p, task, first_row, lane);
-    start<T>(state.softmax, p, task, first_row, lane);
+__device__ __forceinline__ void start(State<T>& state, const Task& task, int first_row, int lane) {
+    start<T>(state.softmax, task, first_row, lane);
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll
@@ -43,23 +31,48 @@ __device__ __forceinline__ void walk(State<T>& state, const TileParams& p, const
             for (int i = 0; i < 4; i++) state.o[m][n][i] = 0.0f;
         }
     }
+}
+
+template <class T>
+__device__ __forceinline__ void walk(State<T>& state, const CudaTileArgs& p, const Task& task, u32 base, int group, int first_row, int thread) {
+    // A stage whose chunk has been widened takes the next at once; others wait until every warp of the group is done with theirs.
+    constexpr int AHEAD = T::WIDENED ? T::STAGES : T::STAGES - 1;
+    const int lane = thread & 31;
+    const u32 ring = base + T::WIDE_BYTES;
+    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
+    const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
+    PageIds<T> pages;
+    Query<T> q;
+    pages.start(p, task, group, lane);
+    fetch_query<T>(q, p, task, first_row, lane);
+#pragma unroll
+    for (int stage = 0; stage < AHEAD; stage++) {
+        if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
+        copies_commit();
+    }
+    prepare_query<T>(q, p);
+    start<T>(state, task, first_row, lane);
     int stage = 0;
     for (int chunk = 0; chunk < chunks; chunk++) {
-        copies_wait<T::STAGES - 2>();
-        if constexpr (T::WARPGROUP) fence_async_proxy();
+        copies_wait<AHEAD - 1>();
+        if constexpr (T::WARPGROUP && !T::WIDENED) fence_async_proxy();
         sync_group<T>(group);
-        // Every warp of the group is done with the chunk before, so that its stage takes the next.
-        const int ahead = chunk + T::STAGES - 1;
-        const int ahead_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
-        if (ahead < chunks) load_chunk<T>(p, task, pages, group, ahead, ring + ahead_stage * T::STAGE_BYTES, thread);
+        u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES, scales = v + T::KV_BYTES;
+        if constexpr (T::WIDENED) {
+            widen_chunk<T>(base, k, thread);
+            fence_async_proxy();
+            sync_group<T>(group);
+        }
+        const int free_stage = T::WIDENED ? stage : stage == 0 ? T::STAGES - 1 : stage - 1;
+        if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
         copies_commit();
-        const u32 k = ring + stage * T::STAGE_BYTES;
+        if constexpr (T::WIDENED) k = base, v = k + T::WIDE_KV_BYTES, scales = v + T::WIDE_KV_BYTES;
         float s[T::M_TILES][T::N_TILES][4];
         u32 pr[T::M_TILES][T::N_TILES / 2][4];
         scores<T>(s, q, k, lane);
         const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-        update<T>(state.softmax, state.o, pr, s, q, p, task, token, k + 2 * T::KV_BYTES, lane);
-        add_values<T>(state.o, pr, k + T::KV_BYTES, lane);
+        update<T>(state.softmax, state.o, pr, s, q, p, task, token, scales, lane);
+        add_values<T>(state.o, pr, v, lane);
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
     }
 }

@@ -111,6 +111,19 @@ __device__ __forceinline__ float2 load_cluster2(u32 address) {
     return x;
 }
 
+// A record of two or four integers, in one load.
+template <class Record>
+__device__ __forceinline__ Record load_record(const Record* p) {
+    static_assert(sizeof(Record) == 8 || sizeof(Record) == 16, "two or four integers");
+    if constexpr (sizeof(Record) == 8) {
+        const int2 x = *reinterpret_cast<const int2*>(p);
+        return {x.x, x.y};
+    } else {
+        const int4 x = *reinterpret_cast<const int4*>(p);
+        return {x.x, x.y, x.z, x.w};
+    }
+}
+
 // Brings a line into the L2 and its page into the TLBs: a hint, which neither faults nor orders anything.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -137,6 +150,10 @@ __device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], u32 address) {
 
 __device__ __forceinline__ void load_shared16(u32 (&r)[4], u32 address) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void store_shared16(u32 address, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
 __device__ __forceinline__ float2 load_shared_float2(u32 address) {

@@ -1,7 +1,7 @@
 // Products of a warpgroup: 64 query rows, the 16-bit operand B in shared memory in the 128-byte swizzle. sm_90a only.
 #pragma once
 
-#include "traits.cuh"
+#include "pages.cuh"
 
 namespace pa {
 
@@ -40,6 +40,36 @@ __device__ __forceinline__ void warpgroup_mma(float (*c)[4], const u32 (&a)[4], 
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
     }
 #endif
+}
+
+// Widens a chunk of FP8 K and V into 16-bit rows, once for all four warps. A lane takes 16 bytes of a row; the upper four of a row's eight
+// lanes store their second half first, so that no two meet in a bank.
+template <class T>
+__device__ __forceinline__ void widen_chunk(u32 wide, u32 stage, int thread) {
+    constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES;
+    const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES, order = piece >> 2 & 1;
+#pragma unroll
+    for (int kv = 0; kv < 2; kv++) {
+#pragma unroll
+        for (int step = 0; step < T::CHUNK; step += ROWS_AT_ONCE) {
+            const int row = step + row0;
+            u32 words[4];
+            load_shared16(words, stage + kv * T::KV_BYTES + row * T::ROW_BYTES + piece * 16);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 low = i == order ? words[0] : words[2], high = i == order ? words[1] : words[3];
+                store_shared16(wide + kv * T::WIDE_KV_BYTES + wide_swizzled<T>(row, 2 * piece + (i ^ order)),
+                               {E4m3::widen<0>(low), E4m3::widen<1>(low), E4m3::widen<0>(high), E4m3::widen<1>(high)});
+            }
+        }
+    }
+    if constexpr (T::PER_TOKEN) {
+        if (thread < T::CHUNK / 2) {
+            u32 words[4];
+            load_shared16(words, stage + 2 * T::KV_BYTES + thread * 16);
+            store_shared16(wide + 2 * T::WIDE_KV_BYTES + thread * 16, {words[0], words[1], words[2], words[3]});
+        }
+    }
 }
 
 }  // namespace pa

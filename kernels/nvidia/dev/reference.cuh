@@ -6,8 +6,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "../reduce.cuh"
-#include "../tile.cuh"
+#include "../args.h"
+#include "variant.h"
 
 namespace dev {
 
@@ -23,47 +23,57 @@ __host__ __device__ inline float noise(uint64_t i) {
     return (sum / 65536.0f - 2.0f) * 1.7320508f;
 }
 
-__device__ inline void put(pa::Bf16, void* at, int64_t i, float x) { static_cast<__nv_bfloat16*>(at)[i] = __float2bfloat16(x); }
-__device__ inline void put(pa::F16, void* at, int64_t i, float x) { static_cast<__half*>(at)[i] = __float2half(x); }
-__device__ inline void put(pa::E4m3, void* at, int64_t i, float x) { static_cast<__nv_fp8_e4m3*>(at)[i] = __nv_fp8_e4m3(x); }
-__device__ inline double get(pa::Bf16, const void* at, int64_t i) { return __bfloat162float(static_cast<const __nv_bfloat16*>(at)[i]); }
-__device__ inline double get(pa::F16, const void* at, int64_t i) { return __half2float(static_cast<const __half*>(at)[i]); }
-__device__ inline double get(pa::E4m3, const void* at, int64_t i) { return float(static_cast<const __nv_fp8_e4m3*>(at)[i]); }
+__device__ inline void put(int kind, void* at, int64_t i, float x) {
+    if (kind == BF16) static_cast<__nv_bfloat16*>(at)[i] = __float2bfloat16(x);
+    if (kind == F16) static_cast<__half*>(at)[i] = __float2half(x);
+    if (kind == FP8) static_cast<__nv_fp8_e4m3*>(at)[i] = __nv_fp8_e4m3(x);
+}
+__device__ inline double get(int kind, const void* at, int64_t i) {
+    if (kind == BF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(at)[i]);
+    if (kind == F16) return __half2float(static_cast<const __half*>(at)[i]);
+    return float(static_cast<const __nv_fp8_e4m3*>(at)[i]);
+}
 
-template <class E>
-__global__ void fill(void* at, int64_t n, uint64_t seed, float scale) {
+static __global__ void fill(int kind, void* at, int64_t n, uint64_t seed, float scale) {
     for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-        put(E{}, at, i, noise(seed * 0x9e3779b97f4a7c15ull + i) * scale);
+        put(kind, at, i, noise(seed * 0x9e3779b97f4a7c15ull + i) * scale);
     }
 }
 
-// NaN wherever no row may look: `owner[page]` is the number of owned tokens of the page, from `owner_first[page]` on.
-template <class E>
-__global__ void poison(pa::TileParams p, const int* first, const int* end, int page_size, int head_dim, float* k_scales, float* v_scales) {
-    const int page = blockIdx.x;
-    for (int i = threadIdx.x; i < page_size * p.kv_heads; i += blockDim.x) {
-        const int token = i % page_size, head = i / page_size;
-        if (token >= first[page] && token < end[page]) continue;
-        for (int d = 0; d < head_dim; d++) {
-            put(E{}, (char*)p.k + page * p.k_page_stride + head * p.k_head_stride + token * p.k_token_stride, d, nanf(""));
-            put(E{}, (char*)p.v + page * p.v_page_stride + head * p.v_head_stride + token * p.v_token_stride, d, nanf(""));
-        }
-        if (k_scales) {
-            const int64_t at = page * p.scale_page_stride + head * p.scale_head_stride + token;
-            k_scales[at] = nanf(""), v_scales[at] = nanf("");
-        }
-    }
-}
-
-struct RefScale {
-    double softmax, softcap, k, v;
+// What the device functions below know of a variant.
+struct Form {
+    int kv, query, head_dim, page, group, per_head, window, softcap, scales;
 };
 
-template <class T>
-__global__ void reference(pa::TileParams p, RefScale scale, double* scratch, int max_context, double* out, double* lse) {
-    const int row = blockIdx.x, sequence = row / p.query_len, query = row % p.query_len, head = blockIdx.y, kv_head = head / p.group;
-    const int context = int(p.context_lens[sequence]), newest = context - p.query_len + query;
-    const int first = T::Opt::WINDOW ? max(newest - p.window + 1, 0) : 0, end = min(newest + 1, context);
+// NaN wherever no row may look: tokens `first..end` of a (page, head) are owned.
+static __global__ void poison(Form f, pa::CudaTileArgs p, const int* first, const int* end) {
+    const int page = blockIdx.x;
+    for (int i = threadIdx.x; i < f.page * p.kv_heads; i += blockDim.x) {
+        const int token = i % f.page, head = i / f.page;
+        if (token >= first[page * p.kv_heads + head] && token < end[page * p.kv_heads + head]) continue;
+        for (int d = 0; d < f.head_dim; d++) {
+            put(f.kv, (void*)p.key, page * p.key_stride.page + head * p.key_stride.head + token * p.key_stride.token + d, nanf(""));
+            put(f.kv, (void*)p.value, page * p.value_stride.page + head * p.value_stride.head + token * p.value_stride.token + d, nanf(""));
+        }
+        if (f.scales == 2) {
+            const int64_t at = page * p.k_scale_stride.page + head * p.k_scale_stride.head + token;
+            ((float*)p.k_scale)[at] = nanf(""), ((float*)p.v_scale)[at] = nanf("");
+        }
+    }
+}
+
+// Where a query row stands: its sequence, its place among the sequence's `len` rows.
+struct Row {
+    int sequence, query, len;
+};
+
+static __global__ void reference(Form f, pa::CudaTileArgs p, const Row* rows, double* scratch, int max_context, double* out, double* lse) {
+    const Row at = rows[blockIdx.x];
+    const int row = blockIdx.x, head = blockIdx.y, kv_head = head / f.group;
+    const int plan_row = f.per_head ? at.sequence * p.kv_heads + kv_head : at.sequence;
+    const int context = p.context_lens[plan_row], newest = context - at.len + at.query;
+    const int first = f.window ? max(newest - p.window + 1, 0) : 0, end = min(newest + 1, context);
+    const double k_factor = f.scales == 1 ? *(const float*)p.k_scale : 1.0, v_factor = f.scales == 1 ? *(const float*)p.v_scale : 1.0;
     double* s = scratch + (int64_t(row) * gridDim.y + head) * max_context;
     __shared__ double shared[256];
     auto all = [&](double x, bool is_max) {
@@ -80,46 +90,44 @@ __global__ void reference(pa::TileParams p, RefScale scale, double* scratch, int
         __syncthreads();
         return r;
     };
-    auto page = [&](int t) { return int64_t(p.tables[sequence * p.table_stride + t / T::PAGE_SIZE]); };
+    auto place = [&](const pa::Paged& stride, int t) {
+        return p.block_tables[plan_row * p.table_row + t / f.page] * stride.page + kv_head * stride.head + t % f.page * stride.token;
+    };
     double most = -INFINITY;
     for (int t = first + threadIdx.x; t < end; t += 256) {
-        const int in_page = t % T::PAGE_SIZE;
-        const char* k = (const char*)p.k + page(t) * p.k_page_stride + kv_head * p.k_head_stride + in_page * p.k_token_stride;
         double x = 0;
-        for (int d = 0; d < T::HEAD_DIM; d++) {
-            x += get(typename T::Query{}, p.q, row * p.q_token_stride + head * p.q_head_stride + d) * get(typename T::Kv{}, k, d);
-        }
-        x *= scale.softmax * scale.k;
-        if (T::PER_TOKEN) x *= p.k_scales[page(t) * p.scale_page_stride + kv_head * p.scale_head_stride + in_page];
-        if (T::Opt::SOFTCAP) x = scale.softcap * tanh(x / scale.softcap);
+        for (int d = 0; d < f.head_dim; d++) x += get(f.query, p.q, row * p.q_row + head * p.q_head + d) * get(f.kv, p.key, place(p.key_stride, t) + d);
+        x *= double(p.scale_log2) * 0.69314718055994530942 * k_factor;
+        if (f.scales == 2) x *= ((const float*)p.k_scale)[place(p.k_scale_stride, t)];
+        if (f.softcap) x = p.softcap * tanh(x / p.softcap);
         s[t] = x;
         most = fmax(most, x);
     }
     most = all(most, true);
     const bool empty = most == -INFINITY;
-    if (T::Opt::SINKS && !empty) most = fmax(most, double(p.sinks[head]));
+    if (p.sinks && !empty) most = fmax(most, double(p.sinks[head]));
     double sum = 0;
     for (int t = first + threadIdx.x; t < end; t += 256) {
         s[t] = exp(s[t] - most);
         sum += s[t];
     }
     sum = all(sum, false);
-    if (T::Opt::SINKS && !empty) sum += exp(double(p.sinks[head]) - most);
+    if (p.sinks && !empty) sum += exp(double(p.sinks[head]) - most);
     __syncthreads();
-    const int part = threadIdx.x / T::HEAD_DIM, parts = 256 / T::HEAD_DIM, d = threadIdx.x % T::HEAD_DIM;
+    const int parts = 256 / f.head_dim, part = threadIdx.x / f.head_dim, d = threadIdx.x % f.head_dim;
     double o = 0;
-    for (int t = first + part; t < end; t += parts) {
-        const int in_page = t % T::PAGE_SIZE;
-        const char* v = (const char*)p.v + page(t) * p.v_page_stride + kv_head * p.v_head_stride + in_page * p.v_token_stride;
-        double x = s[t] * get(typename T::Kv{}, v, d) * scale.v;
-        if (T::PER_TOKEN) x *= p.v_scales[page(t) * p.scale_page_stride + kv_head * p.scale_head_stride + in_page];
-        o += x;
+    if (part < parts) {
+        for (int t = first + part; t < end; t += parts) {
+            double x = s[t] * get(f.kv, p.value, place(p.value_stride, t) + d) * v_factor;
+            if (f.scales == 2) x *= ((const float*)p.v_scale)[place(p.v_scale_stride, t)];
+            o += x;
+        }
     }
     shared[threadIdx.x] = o;
     __syncthreads();
     if (part == 0) {
-        for (int i = 1; i < parts; i++) o += shared[i * T::HEAD_DIM + d];
-        out[(int64_t(row) * gridDim.y + head) * T::HEAD_DIM + d] = empty ? 0 : o / sum;
+        for (int i = 1; i < parts; i++) o += shared[i * f.head_dim + d];
+        out[(int64_t(row) * gridDim.y + head) * f.head_dim + d] = empty ? 0 : o / sum;
         if (d == 0) lse[int64_t(row) * gridDim.y + head] = empty ? -INFINITY : most + log(sum);
     }
 }

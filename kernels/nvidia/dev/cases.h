@@ -1,0 +1,126 @@
+// The variants and shapes that the bench runs.
+#pragma once
+
+static Variant decode(int kv, int warps = 8) {
+    Variant v;
+    v.name = kv == BF16 ? "bf16" : kv == F16 ? "f16" : "fp8";
+    v.kv = kv, v.scales = kv == FP8, v.chunk = kv == FP8 ? 32 : 16, v.groups = warps;
+    return v;
+}
+
+static Variant verify(int kv) {
+    Variant v = decode(kv);
+    v.name += " verify";
+    v.row_warps = 4, v.groups = 3, v.stages = 2, v.chunk = 64, v.warpgroup = true;
+    return v;
+}
+
+template <class F>
+static Variant with(Variant v, const char* name, F change) {
+    change(v);
+    v.name += name;
+    return v;
+}
+
+static Problem shape(const std::string& name, int batch, int query_len, int context, double peer) {
+    Problem p;
+    p.name = name, p.contexts.assign(batch, context), p.query_len = query_len, p.peer_us = peer;
+    return p;
+}
+
+static Problem ragged(const char* name, int query_len, int kv_heads, int window = 0, bool hnd = false, int capacity = 0) {
+    Problem p;
+    p.name = name, p.contexts = {1, 700, 0, 5000, 129, 2, 16, 1025, 33}, p.query_len = query_len, p.kv_heads = kv_heads;
+    p.window = window, p.hnd = hnd, p.capacity = capacity;
+    return p;
+}
+
+static void check_family(int kv, double bound) {
+    const Variant d = decode(kv), w = verify(kv);
+    auto group = [](int n) { return [n](Variant& v) { v.group = n; }; };
+    check(d, ragged("q1 h1 g16", 1, 1), bound);
+    for (int cluster : {2, 8, 16}) {
+        check(with(d, " cluster", [&](Variant& v) { v.cluster = cluster; }), ragged("q1 h1 g16", 1, 1), bound);
+        if (cluster > 8) continue;
+        check(with(w, " cluster", [&](Variant& v) { v.cluster = cluster, v.tile = 64; }), ragged("q4 h2 g16", 4, 2), bound);
+    }
+    check(with(d, " g8", group(8)), ragged("q1 h2 g8", 1, 2), bound);
+    check(with(d, " g40", group(40)), ragged("q2 h1 g40 many blocks", 2, 1), bound);
+    check(d, ragged("q1 one task a row", 1, 1, 0, true, 9), bound);
+    check(with(d, " p16 g5", [](Variant& v) { v.page = 16, v.tile = 64, v.group = 5; }), ragged("q1 h4 g5 hnd", 1, 4, 0, true), bound);
+    check(with(d, " p24 g5", [](Variant& v) { v.page = 24, v.tile = 64, v.group = 5; }), ragged("q1 h2 g5", 1, 2), bound);
+    check(with(d, " window p16 g4", [](Variant& v) { v.page = 16, v.window = true, v.group = 4; }), ragged("q3 h2 g4 w100", 3, 2, 100), bound);
+    check(with(d, " window", [](Variant& v) { v.window = true; }), ragged("q1 h2 g16 w1", 1, 2, 1), bound);
+    check(with(d, " ragged", [](Variant& v) { v.ragged = true; }), ragged("q4 h2 g16", 4, 2), bound);
+    check(with(d, " per head", [](Variant& v) { v.per_head = true, v.group = 4; }), ragged("q2 h4 g4", 2, 4), bound);
+    auto everything = [&](Variant& v) { v.window = v.softcap = true, v.scales = kv == FP8 ? 2 : 0; };
+    Problem sinks = ragged("q4 h1 g16 w600", 4, 1, 600);
+    sinks.sinks = true;
+    check(with(d, " all", everything), sinks, bound);
+    check(w, ragged("q4 h1 g16", 4, 1), bound);
+    check(with(w, " g7", group(7)), ragged("q5 h2 g7", 5, 2), bound);
+    check(with(w, " ragged per head", [](Variant& v) { v.ragged = v.per_head = true; }), ragged("q5 h2 g16", 5, 2), bound);
+    sinks.name = "q4 h1 g16 w300", sinks.window = 300;
+    check(with(w, " all p16", [&](Variant& v) { everything(v), v.page = 16; }), sinks, bound);
+}
+
+static void run_checks() {
+    check_family(BF16, 8e-3);
+    check_family(F16, 8e-3);
+    check_family(FP8, 8e-3);
+    check(with(decode(BF16), " q16", [](Variant& v) { v.query = F16; }), ragged("q1 h1 g16", 1, 1), 8e-3);
+    check(with(decode(F16), " q16", [](Variant& v) { v.query = F16; }), ragged("q1 h1 g16", 1, 1), 4e-3);
+    check(with(decode(FP8), " token", [](Variant& v) { v.scales = 2; }), ragged("q1 h1 g16", 1, 1), 8e-3);
+    check(with(verify(FP8), " token", [](Variant& v) { v.scales = 2; }), ragged("q4 h1 g16", 4, 1), 8e-3);
+}
+
+struct Timed {
+    const char* name;
+    int batch, query_len, context;
+    double bf16_peer, fp8_peer;
+};
+
+static const Timed MINIMAX20[] = {
+    {"b1-q1-ctx8192", 1, 1, 8192, 9.48, 10.63},     {"b4-q1-ctx8192", 4, 1, 8192, 14.14, 14.28},
+    {"b8-q1-ctx8192", 8, 1, 8192, 15.62, 16.97},    {"b32-q1-ctx8192", 32, 1, 8192, 39.02, 39.23},
+    {"b4-q1-ctx32768", 4, 1, 32768, 27.31, 25.84},  {"b3-q1-ctx225280", 3, 1, 225280, 87.52, 83.94},
+    {"b3-q4-ctx8192", 3, 4, 8192, 16.07, 16.66},    {"b3-q4-ctx32768", 3, 4, 32768, 27.24, 29.48},
+    {"b8-q4-ctx32768", 8, 4, 32768, 46.78, 56.95},  {"b3-q4-ctx225280", 3, 4, 225280, 94.83, 122.88},
+};
+
+static void run_times() {
+    for (const Timed& t : MINIMAX20) {
+        for (int kv : {BF16, FP8}) {
+            const Problem p = shape(t.name, t.batch, t.query_len, t.context, kv == BF16 ? t.bf16_peer : t.fp8_peer);
+            const Variant v = t.query_len == 1 ? decode(kv) : verify(kv);
+            measure(v, p);
+            if (kv == FP8) measure(with(v, " token", [](Variant& v) { v.scales = 2; }), p);
+        }
+    }
+}
+
+static Variant cut(int kv, int warps, int stages, int chunk, int tile, int cluster) {
+    return with(decode(kv), "", [&](Variant& v) {
+        v.groups = warps, v.stages = stages, v.chunk = chunk, v.tile = tile, v.cluster = cluster;
+        v.name += " w" + std::to_string(warps) + " s" + std::to_string(stages) + " c" + std::to_string(chunk) + " t" + std::to_string(tile);
+    });
+}
+
+static void run_sweep() {
+    for (int kv : {BF16, FP8}) {
+        const Problem one = shape("b1-q1-ctx8192", 1, 1, 8192, kv == BF16 ? 9.48 : 10.63);
+        for (int cluster : {1, 8, 16}) {
+            for (int tile : {64, 128, 256}) {
+                if (tile == 256 && cluster > 8) continue;
+                measure(cut(kv, 4, 2, 32, tile, cluster), one);
+                if (tile > 64) measure(cut(kv, 8, 2, tile / 8, tile, cluster), one);
+            }
+        }
+        for (int cluster : {2, 4}) {
+            for (const Timed& t : {MINIMAX20[7], MINIMAX20[8]}) {
+                const Problem p = shape(t.name, t.batch, t.query_len, t.context, kv == BF16 ? t.bf16_peer : t.fp8_peer);
+                measure(with(verify(kv), "", [&](Variant& v) { v.cluster = cluster; }), p);
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+// What a bench variant is: the macros of the tile and of its reducer, and what the host must know to launch them.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dev {
+
+enum Kind { BF16 = 0, F16 = 1, FP8 = 2 };
+
+struct Variant {
+    std::string name;
+    int kv = BF16, query = BF16, head_dim = 128, page = 128, group = 16, scales = 0;
+    bool per_head = false, ragged = false, window = false, softcap = false;
+    int tile = 256, m_tiles = 1, row_warps = 1, groups = 8, stages = 3, chunk = 16, cluster = 1;
+    bool warpgroup = false;
+
+    int threads() const { return row_warps * groups * 32; }
+    int rows() const { return 16 * m_tiles * row_warps; }
+    int kv_bytes() const { return kv == FP8 ? 1 : 2; }
+
+    // Dynamic shared memory: traits.cuh's formula.
+    int shared_bytes() const {
+        const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bytes() + 2 * scale;
+        const int wide = kv == FP8 && warpgroup ? 4 * chunk * head_dim + 2 * scale : 0;
+        const int ring = groups * ((wide + stages * stage + 1023) / 1024 * 1024);
+        const int parts = groups + (cluster > 1), merge = parts * rows() * (head_dim + 8 + 2) * 4;
+        return std::max(ring, merge);
+    }
+
+    using Macros = std::vector<std::pair<std::string, int>>;
+
+    Macros tile_macros() const {
+        return {{"HEAD_DIM", head_dim}, {"PAGE", page}, {"GROUP", group}, {"QUERY", query}, {"KV", kv}, {"SCALES", scales}, {"LAYOUT", 2},
+                {"PER_HEAD", per_head}, {"RAGGED", ragged}, {"WINDOW", window}, {"SOFTCAP", softcap}, {"TILE", tile}, {"M_TILES", m_tiles},
+                {"ROW_WARPS", row_warps}, {"GROUPS", groups}, {"STAGES", stages}, {"CHUNK", chunk}, {"CLUSTER", cluster},
+                {"WARPGROUP", warpgroup}, {"SHARED_BYTES", shared_bytes()}};
+    }
+    Macros reduce_macros(int warps) const {
+        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"CLUSTER", cluster}, {"WARPS", warps}};
+    }
+    static std::string file(const std::string& root, const Macros& macros) {
+        std::string name = root;
+        for (const auto& [key, value] : macros) name += "-" + std::to_string(value);
+        return name + ".cubin";
+    }
+};
+
+}  // namespace dev
