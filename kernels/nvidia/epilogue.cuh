@@ -31,7 +31,7 @@ __device__ __forceinline__ void store4(void* out, i64 at, float4 x) {
 }
 
 template <class T>
-__device__ __forceinline__ void publish_state(const State<T>& state, float* merge, float v_scale, int group, int first_row, int lane) {
+__device__ __forceinline__ void publish_state(const State<T>& state, const Query<T>& q, float* merge, float v_scale, int group, int first_row, int lane) {
     const int g = lane / 4, t = lane % 4;
     float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
     float* o = merge + group * T::ROWS * T::MERGE_ROW;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void publish_state(const State<T>& state, float* merg
             float sum = state.softmax.sum[m][h];
             sum += __shfl_xor_sync(FULL_WARP, sum, 1);
             sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            if (t == 0) ml[row] = {state.softmax.max[m][h], sum};
+            if (t == 0) ml[row] = {state.softmax.max[m][h] * q.scale[m][h], sum};
             const float unit = T::PER_TOKEN ? state.softmax.v_most : v_scale;
             if constexpr (T::PACKED) {
 #pragma unroll

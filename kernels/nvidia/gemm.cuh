@@ -14,7 +14,8 @@ namespace pa {
 template <class T>
 struct Query {
     u32 a[T::M_TILES][T::K_STEPS][4];
-    float scale[T::M_TILES][2];  // factor of the scores of rows g and g + 8
+    float scale[T::M_TILES][2];  // positive factor that turns the scores of rows g and g + 8 into log2 units; a negative one's sign is the query's
+    float cap[T::M_TILES][2];    // with a softcap: what a score is multiplied by before its tanh; `scale` is that of the tanh then
 };
 
 // First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
@@ -58,12 +59,21 @@ __device__ __forceinline__ void fetch_query(Query<T>& q, const CudaTileArgs& p, 
     }
 }
 
+// Scales of the lane's two tokens of n-tile `n`.
+template <class T>
+__device__ __forceinline__ float2 token_scale(u32 scales, int n, int t) {
+    return load_shared_float2(scales + 4 * (16 * (n / 2) + score_token<T>(n % 2, t, 0)));
+}
+
 // Turns them into the products' type.
 template <class T>
 __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p) {
     using Compute = typename T::Compute;
     using Element = typename T::Query;
-    const float scale = p.scale_log2 * (T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f);
+    const float factors = p.scale_log2 * (T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f);
+    const u32 sign = factors < 0.0f ? 0x80008000u : 0;
+    // Not zero, which -inf could not be multiplied by.
+    const float scale = fmaxf(fabsf(factors), 1e-30f);
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll
@@ -97,7 +107,12 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
                     }
                 }
             }
-            q.scale[m][h] = scale * factor;
+#pragma unroll
+            for (int s = 0; s < T::K_STEPS; s++) {
+                q.a[m][s][h] ^= sign, q.a[m][s][2 + h] ^= sign;
+            }
+            q.scale[m][h] = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale * factor;
+            q.cap[m][h] = T::Opt::SOFTCAP ? scale * factor * (LN2 / p.softcap) : 1.0f;
         }
     }
 }
@@ -147,19 +162,28 @@ __device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4
     }
 }
 
+// A warpgroup's query rows in shared memory, as its products read them.
 template <class T>
-__device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
-    using Compute = typename T::Compute;
-    if constexpr (T::WARPGROUP) {
-        warpgroup_begin();
+__device__ __forceinline__ void store_query(const Query<T>& q, u32 rows, int first_row, int lane) {
 #pragma unroll
-        for (int step = 0; step < T::K_STEPS; step++) {
-            warpgroup_mma<Compute, 0>(s[0], q.a[0][step], describe(k + step / 4 * (T::CHUNK * 128) + step % 4 * 32), step > 0);
+    for (int s = 0; s < T::K_STEPS; s++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            store_shared4(rows + wide_swizzled<T>(first_row + i % 2 * 8 + lane / 4, 2 * s + i / 2) + lane % 4 * 4, q.a[0][s][i]);
         }
-        warpgroup_end();
-    } else {
-        warp_scores<T>(s, q, k, lane);
     }
+}
+
+// Starts S = Q K^T; warpgroup_wait ends it.
+template <class T>
+__device__ __forceinline__ void start_scores(float (*s)[4], u32 query, u32 k) {
+    warpgroup_begin();
+#pragma unroll
+    for (int step = 0; step < T::K_STEPS; step++) {
+        const u32 at = step / 4 * (T::CHUNK * 128) + step % 4 * 32;
+        warpgroup_scores<typename T::Compute>(s, describe(query + at), describe(k + at), step > 0);
+    }
+    warpgroup_commit();
 }
 
 template <class T>
@@ -212,15 +236,17 @@ __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][
                                            int lane) {
     using Compute = typename T::Compute;
     if constexpr (T::WARPGROUP) {
+        constexpr int COLUMNS = T::HEAD_DIM % 128 == 0 ? 128 : 64;
         warpgroup_begin();
 #pragma unroll
         for (int step = 0; step < T::N_TILES / 2; step++) {
 #pragma unroll
-            for (int half = 0; half < T::HEAD_DIM / 64; half++) {
-                warpgroup_mma<Compute, 1>(&o[0][8 * half], pr[0][step], describe(v + half * (T::CHUNK * 128) + step * 16 * 128), 1);
+            for (int n = 0; n < T::HEAD_DIM; n += COLUMNS) {
+                warpgroup_values<Compute, COLUMNS>(&o[0][n / 8], pr[0][step], describe(v + n / 64 * (T::CHUNK * 128) + step * 16 * 128, T::CHUNK * 128));
             }
         }
-        warpgroup_end();
+        warpgroup_commit();
+        warpgroup_wait(o[0]);
     } else {
         add_warp_values<T>(o, pr, v, lane);
     }

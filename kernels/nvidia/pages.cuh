@@ -22,11 +22,12 @@ __device__ __forceinline__ int wide_swizzled(int row, int piece) {
 }
 
 // Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows are read by ldmatrix, eight rows at once; FP8 K by eight lanes that
-// read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart; FP8 to be widened in whole rows.
+// read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart, or as K where it is
+// widened.
 template <class T, bool VALUE>
 __device__ __forceinline__ int swizzled(int row, int piece) {
     if constexpr (T::WARPGROUP && !T::FP8) return wide_swizzled<T>(row, piece);
-    const int mask = T::WIDENED ? 0 : !T::FP8 ? row & 7 : VALUE ? (row >> 1) & 6 : (row & 1) << 2;
+    const int mask = !T::FP8 ? row & 7 : VALUE && !T::WIDENED ? (row >> 1) & 6 : (row & 1) << 2;
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
 

@@ -33,8 +33,10 @@ __device__ __forceinline__ void start(State<T>& state, const Task& task, int fir
     }
 }
 
+// Walks the chunks of a group. `base` is the group's shared memory, `query` that of the query rows for a warpgroup.
 template <class T>
-__device__ __forceinline__ void walk(State<T>& state, const CudaTileArgs& p, const Task& task, u32 base, int group, int first_row, int thread) {
+__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 base, u32 query, int group, int row,
+                                     int thread) {
     // A stage whose chunk has been widened takes the next at once; others wait until every warp of the group is done with theirs.
     constexpr int AHEAD = T::WIDENED ? T::STAGES : T::STAGES - 1;
     const int lane = thread & 31;
@@ -42,37 +44,59 @@ __device__ __forceinline__ void walk(State<T>& state, const CudaTileArgs& p, con
     const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
     const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
     PageIds<T> pages;
-    Query<T> q;
     pages.start(p, task, group, lane);
-    fetch_query<T>(q, p, task, first_row, lane);
+    fetch_query<T>(q, p, task, task.first_row + row, lane);
 #pragma unroll
     for (int stage = 0; stage < AHEAD; stage++) {
         if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
         copies_commit();
     }
     prepare_query<T>(q, p);
-    start<T>(state, task, first_row, lane);
+    if constexpr (T::WARPGROUP) {
+        if (group == 0) store_query<T>(q, query, row, lane);
+        fence_async_proxy();
+        __syncthreads();
+    }
+    start<T>(state, task, task.first_row + row, lane);
     int stage = 0;
     for (int chunk = 0; chunk < chunks; chunk++) {
         copies_wait<AHEAD - 1>();
         if constexpr (T::WARPGROUP && !T::WIDENED) fence_async_proxy();
         sync_group<T>(group);
-        u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES, scales = v + T::KV_BYTES;
+        const u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES;
+        const int free_stage = T::WIDENED ? stage : stage == 0 ? T::STAGES - 1 : stage - 1;
+        auto load_ahead = [&] {
+            if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
+            copies_commit();
+        };
+        Scores<T> s;
+        u32 pr[T::M_TILES][T::N_TILES / 2][4];
+        const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
         if constexpr (T::WIDENED) {
-            widen_chunk<T>(base, k, thread);
+            widen_rows<T>(base, k, thread);
+            if constexpr (T::PER_TOKEN) keep_scales<T>(base, k, thread);
             fence_async_proxy();
             sync_group<T>(group);
+            start_scores<T>(s[0], query, base);
+            widen_rows<T>(base + T::WIDE_KV_BYTES, v, thread);
+            fence_async_proxy();
+            sync_group<T>(group);
+            load_ahead();
+            warpgroup_wait(s[0]);
+            update<T>(state.softmax, state.o, pr, s, q, p, task, token, base + 2 * T::WIDE_KV_BYTES, lane);
+            add_values<T>(state.o, pr, base + T::WIDE_KV_BYTES, lane);
+        } else {
+            if constexpr (T::WARPGROUP) {
+                start_scores<T>(s[0], query, k);
+                load_ahead();
+                warpgroup_wait(s[0]);
+            } else {
+                load_ahead();
+                warp_scores<T>(s, q, k, lane);
+            }
+            update<T>(state.softmax, state.o, pr, s, q, p, task, token, v + T::KV_BYTES, lane);
+            add_values<T>(state.o, pr, v, lane);
         }
-        const int free_stage = T::WIDENED ? stage : stage == 0 ? T::STAGES - 1 : stage - 1;
-        if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
-        copies_commit();
-        if constexpr (T::WIDENED) k = base, v = k + T::WIDE_KV_BYTES, scales = v + T::WIDE_KV_BYTES;
-        float s[T::M_TILES][T::N_TILES][4];
-        u32 pr[T::M_TILES][T::N_TILES / 2][4];
-        scores<T>(s, q, k, lane);
-        const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-        update<T>(state.softmax, state.o, pr, s, q, p, task, token, scales, lane);
-        add_values<T>(state.o, pr, v, lane);
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
     }
 }

@@ -59,11 +59,13 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
         const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
         const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
         State<T> state;
-        walk<T>(state, p, task, smem_address(smem) + group * T::GROUP_BYTES, group, task.first_row + row, thread % T::GROUP_THREADS);
+        Query<T> q;
+        const u32 base = smem_address(smem);
+        walk<T>(state, q, p, task, base + group * T::GROUP_BYTES, base + T::GROUPS * T::GROUP_BYTES, group, row, thread % T::GROUP_THREADS);
         launch_next_kernel();  // the reducer starts up while this CTA merges and stores
         copies_wait<0>();
         __syncthreads();
-        publish_state<T>(state, merge, v_scale, group, row, thread % 32);
+        publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
         __syncthreads();
     }
     merge_task<T>(p, task, info, merge, active, thread);

@@ -120,7 +120,9 @@ struct Traits {
     static constexpr int STAGE_BYTES = 2 * KV_BYTES + 2 * SCALE_BYTES;
     static constexpr int WIDE_KV_BYTES = CHUNK * HEAD_DIM * 2, WIDE_BYTES = WIDENED ? 2 * WIDE_KV_BYTES + 2 * SCALE_BYTES : 0;
     static constexpr int GROUP_BYTES = (WIDE_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
-    static constexpr int RING_BYTES = GROUPS * GROUP_BYTES;
+    // A warpgroup reads the query from shared memory too, the same rows for every group.
+    static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
+    static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
     // The merge, over the drained rings: outputs of each group, and with a cluster of the CTA, in rows padded against bank conflicts; behind
     // them in the same order (maximum, sum) of every row.

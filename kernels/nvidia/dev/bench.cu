@@ -2,7 +2,7 @@
 //
 //   nvcc -std=c++17 -O2 -arch=sm_90 -o bench bench.cu
 //   bench compile DIR [filter]    where NVRTC is: what the cases below need and DIR lacks
-//   bench check|time|sweep DIR [filter]    where the GPU is
+//   bench check|time|sweep|once DIR [filter]    where the GPU is; `once` launches a timed case three times, for a profiler
 
 #include <cuda.h>
 
@@ -347,6 +347,11 @@ static double measure(const Variant& v, const Problem& problem) {
     for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * v.head_dim * 2 * v.kv_bytes();
     const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / std::max<int64_t>(bytes, 1000000)) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
     Case c(v, problem, caches, false);
+    if (mode == "once") {
+        for (int i = 0; i < 3; i++) c.calls[i % caches].launch(nullptr);
+        OK(cudaDeviceSynchronize());
+        return release_all(), 0;
+    }
     const auto us = c.time();
     const double error = bytes < 20e6 ? c.error().first : 0.0;
     if (!(error < 2e-2)) failures++;
@@ -398,7 +403,7 @@ static double measure_read_rate() {
 #include "cases.h"
 
 int main(int argc, char** argv) {
-    if (argc < 3) return fprintf(stderr, "usage: bench compile|check|time|sweep DIR [filter]\n"), 2;
+    if (argc < 3) return fprintf(stderr, "usage: bench compile|check|time|sweep|once DIR [filter]\n"), 2;
     mode = argv[1], folder = argv[2], filter = argc > 3 ? argv[3] : "";
     if (mode == "compile") {
         run_checks(), run_times(), run_sweep();
@@ -415,7 +420,7 @@ int main(int argc, char** argv) {
         int driver = 0;
         OK(cudaDriverGetVersion(&driver));
         printf("%s, %d SMs, driver CUDA %d, read %.3f TB/s\n", properties.name, sms, driver, read_rate_bytes_per_us / 1e6);
-        mode == "time" ? run_times() : run_sweep();
+        mode == "sweep" ? run_sweep() : run_times();
     }
     printf("%d failures\n", failures);
     return failures != 0;

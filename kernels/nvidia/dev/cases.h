@@ -113,7 +113,7 @@ static void run_sweep() {
             for (int tile : {64, 128, 256}) {
                 if (tile == 256 && cluster > 8) continue;
                 measure(cut(kv, 4, 2, 32, tile, cluster), one);
-                if (tile > 64) measure(cut(kv, 8, 2, tile / 8, tile, cluster), one);
+                if (tile == 128) measure(cut(kv, 8, 2, 16, tile, cluster), one);
             }
         }
         for (int cluster : {2, 4}) {

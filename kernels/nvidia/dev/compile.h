@@ -55,15 +55,13 @@ inline bool compile(const Unit& unit, const std::string& kernels, const std::str
     for (const auto& option : options) flags.push_back(option.c_str());
     void* program;
     if (create(&program, source.str().c_str(), (unit.root + ".cu").c_str(), int(all.size()), texts.data(), names.data())) return false;
-    if (build(program, int(flags.size()), flags.data())) {
-        size_t n = 0;
-        log_size(program, &n);
-        std::string log(n, 0);
-        get_log(program, log.data());
-        fprintf(stderr, "%s\n%s\n", unit.file.c_str(), log.c_str());
-        return false;
-    }
+    const bool failed = build(program, int(flags.size()), flags.data());
     size_t n = 0;
+    log_size(program, &n);
+    std::string log(n, 0);
+    get_log(program, log.data());
+    if (n > 1) fprintf(stderr, "%s\n%s\n", unit.file.c_str(), log.c_str());
+    if (failed) return false;
     size(program, &n);
     std::string cubin(n, 0);
     get(program, cubin.data());
