@@ -67,10 +67,10 @@ __device__ __forceinline__ float2 token_scale(u32 scales, int n, int t) {
 
 // Turns them into the products' type.
 template <class T>
-__device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p) {
+__device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p, float k_scale) {
     using Compute = typename T::Compute;
     using Element = typename T::Query;
-    const float factors = p.scale_log2 * (T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f);
+    const float factors = p.scale_log2 * k_scale;
     const u32 sign = factors < 0.0f ? 0x80008000u : 0;
     // Not zero, which -inf could not be multiplied by.
     const float scale = fmaxf(fabsf(factors), 1e-30f);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float factor = 1.0f;
+            float factor = 1.0f, inverse = 1.0f;
             if constexpr (T::SCALED_QUERY) {
                 float most = 0.0f;
 #pragma unroll
@@ -93,10 +93,9 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
                 most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
                 // The power of two at or below the row's largest value, kept where its reciprocal is normal too.
                 const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 227u);
-                factor = __uint_as_float(exponent << 23);
+                factor = __uint_as_float(exponent << 23), inverse = __uint_as_float((254 - exponent) << 23);
             }
             if constexpr (!Same<Compute, Element>::value) {
-                const float inverse = 1.0f / factor;
 #pragma unroll
                 for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
@@ -177,11 +176,12 @@ __device__ __forceinline__ void store_query(const Query<T>& q, u32 rows, int fir
 // Starts S = Q K^T; warpgroup_wait ends it.
 template <class T>
 __device__ __forceinline__ void start_scores(float (*s)[4], u32 query, u32 k) {
+    const u64 a = describe(query), b = describe(k);
     warpgroup_begin();
 #pragma unroll
     for (int step = 0; step < T::K_STEPS; step++) {
         const u32 at = step / 4 * (T::CHUNK * 128) + step % 4 * 32;
-        warpgroup_scores<typename T::Compute>(s, describe(query + at), describe(k + at), step > 0);
+        warpgroup_scores<typename T::Compute>(s, a + at / 16, b + at / 16, step > 0);
     }
     warpgroup_commit();
 }
@@ -237,12 +237,13 @@ __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][
     using Compute = typename T::Compute;
     if constexpr (T::WARPGROUP) {
         constexpr int COLUMNS = T::HEAD_DIM % 128 == 0 ? 128 : 64;
+        const u64 b = describe(v, T::CHUNK * 128);
         warpgroup_begin();
 #pragma unroll
         for (int step = 0; step < T::N_TILES / 2; step++) {
 #pragma unroll
             for (int n = 0; n < T::HEAD_DIM; n += COLUMNS) {
-                warpgroup_values<Compute, COLUMNS>(&o[0][n / 8], pr[0][step], describe(v + n / 64 * (T::CHUNK * 128) + step * 16 * 128, T::CHUNK * 128));
+                warpgroup_values<Compute, COLUMNS>(&o[0][n / 8], pr[0][step], b + (n / 64 * (T::CHUNK * 128) + step * 16 * 128) / 16);
             }
         }
         warpgroup_commit();

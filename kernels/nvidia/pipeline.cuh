@@ -35,8 +35,8 @@ __device__ __forceinline__ void start(State<T>& state, const Task& task, int fir
 
 // Walks the chunks of a group. `base` is the group's shared memory, `query` that of the query rows for a warpgroup.
 template <class T>
-__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 base, u32 query, int group, int row,
-                                     int thread) {
+__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 base, u32 query, float k_scale,
+                                     int group, int row, int thread) {
     // A stage whose chunk has been widened takes the next at once; others wait until every warp of the group is done with theirs.
     constexpr int AHEAD = T::WIDENED ? T::STAGES : T::STAGES - 1;
     const int lane = thread & 31;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
         copies_commit();
     }
-    prepare_query<T>(q, p);
+    prepare_query<T>(q, p, k_scale);
     if constexpr (T::WARPGROUP) {
         if (group == 0) store_query<T>(q, query, row, lane);
         fence_async_proxy();

@@ -7,7 +7,7 @@ namespace pa {
 
 template <class T>
 struct Softmax {
-    float max[T::M_TILES][2];    // of rows g and g + 8 in the scores' units, the same in the four lanes of a row
+    float max[T::M_TILES][2];    // of rows g and g + 8 in the scores' units, at most 2^8 too low; the same in the four lanes of a row
     float sum[T::M_TILES][2];    // this lane's columns only
     int newest[T::M_TILES][2];   // last token that the row attends
     float v_most;                // per-token scales: the largest |v_scale| so far, the unit of the output
@@ -100,8 +100,11 @@ __device__ __forceinline__ void update(Softmax<T>& x, float (&o)[T::M_TILES][T::
             for (int n = 0; n < T::N_TILES; n++) most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
             most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
             most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
-            const float scale = q.scale[m][h], base = most == neg_inf() ? 0.0f : most * scale;
-            alpha[h] = exp2_fast(x.max[m][h] * scale - base);
+            // A maximum that grew by less than 2^8 is left as it is: nothing overflows, and the output is rarely rescaled.
+            const float scale = q.scale[m][h];
+            if ((most - x.max[m][h]) * scale <= 8.0f) most = x.max[m][h];
+            const float base = most == neg_inf() ? 0.0f : most * scale;
+            alpha[h] = most == x.max[m][h] ? 1.0f : exp2_fast(x.max[m][h] * scale - base);
             x.max[m][h] = most;
             float sum[2] = {0.0f, 0.0f};
 #pragma unroll

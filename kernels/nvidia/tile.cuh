@@ -48,20 +48,21 @@ template <class T>
 __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     extern __shared__ __align__(1024) u8 smem[];
     float* merge = reinterpret_cast<float*>(smem);
-    const int thread = threadIdx.x, warp = thread / 32;
+    const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     wait_for_previous_kernel();
+    const float k_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f;
+    const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
     const bool clears = int(blockIdx.x) < p.plan_rows && p.reduce[blockIdx.x].count == 0;
     Task task;
     const bool active = read_task<T>(task, p);
     ReduceInfo info = {0, 0};
     if (active) {
         info = load_record<ReduceInfo>(p.reduce + task.table_row);
-        const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
         const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
         State<T> state;
         Query<T> q;
         const u32 base = smem_address(smem);
-        walk<T>(state, q, p, task, base + group * T::GROUP_BYTES, base + T::GROUPS * T::GROUP_BYTES, group, row, thread % T::GROUP_THREADS);
+        walk<T>(state, q, p, task, base + group * T::GROUP_BYTES, base + T::GROUPS * T::GROUP_BYTES, k_scale, group, row, thread % T::GROUP_THREADS);
         launch_next_kernel();  // the reducer starts up while this CTA merges and stores
         copies_wait<0>();
         __syncthreads();

@@ -107,19 +107,17 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
 }
 
 static void run_sweep() {
-    for (int kv : {BF16, FP8}) {
-        const Problem one = shape("b1-q1-ctx8192", 1, 1, 8192, kv == BF16 ? 9.48 : 10.63);
-        for (int cluster : {1, 8, 16}) {
-            for (int tile : {64, 128, 256}) {
-                if (tile == 256 && cluster > 8) continue;
-                measure(cut(kv, 4, 2, 32, tile, cluster), one);
-                if (tile == 128) measure(cut(kv, 8, 2, 16, tile, cluster), one);
+    for (int i : {6, 7, 8, 9}) {
+        const Timed& t = MINIMAX20[i];
+        for (int kv : {BF16, FP8}) {
+            const Problem p = shape(t.name, t.batch, t.query_len, t.context, kv == BF16 ? t.bf16_peer : t.fp8_peer);
+            for (int registers : {0, 144}) {
+                measure(with(verify(kv), "", [&](Variant& v) { v.registers = registers, v.name += " r" + std::to_string(registers); }), p);
             }
-        }
-        for (int cluster : {2, 4}) {
-            for (const Timed& t : {MINIMAX20[7], MINIMAX20[8]}) {
-                const Problem p = shape(t.name, t.batch, t.query_len, t.context, kv == BF16 ? t.bf16_peer : t.fp8_peer);
-                measure(with(verify(kv), "", [&](Variant& v) { v.cluster = cluster; }), p);
+            if (kv == FP8) {
+                measure(with(verify(kv), " g4 s1", [&](Variant& v) { v.groups = 4, v.stages = 1; }), p);
+            } else {
+                measure(with(verify(kv), " g2 s3", [&](Variant& v) { v.groups = 2, v.stages = 3, v.registers = 168; }), p);
             }
         }
     }
