@@ -51,7 +51,7 @@ __device__ __forceinline__ void publish_state(const State<T>& state, const Query
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const int i = 2 * h + e;
-                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, e)) = {
+                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + T::merge_channel(out_channel<T>(n, t, e))) = {
                             state.o[m][n][i] * unit, state.o[m][n + 1][i] * unit, state.o[m][n + 2][i] * unit, state.o[m][n + 3][i] * unit};
                     }
                 }
@@ -92,7 +92,7 @@ __device__ __forceinline__ Joined join_groups(const float* merge, int row, int c
     for (int group = 0; group < T::GROUPS; group++) {
         const float2 part = ml[group * T::ROWS];
         const float weight = exp2_fast(part.x - base);
-        const float4 x = *reinterpret_cast<const float4*>(merge + (group * T::ROWS + row) * T::MERGE_ROW + channel);
+        const float4 x = *reinterpret_cast<const float4*>(merge + (group * T::ROWS + row) * T::MERGE_ROW + T::merge_channel(channel));
         all.sum += part.y * weight;
         all.o.x += x.x * weight, all.o.y += x.y * weight, all.o.z += x.z * weight, all.o.w += x.w * weight;
     }

@@ -45,7 +45,7 @@ __device__ __forceinline__ void merge_task(const CudaTileArgs& p, const Task& ta
     const int rows = active ? min(task.rows - task.first_row, T::ROWS) : 0;
     const Segment segment = segment_of<T>(info, blockIdx.x);
     if constexpr (T::CLUSTER == 1) {
-#pragma unroll 1
+#pragma unroll 2
         for (int item = thread; item < rows * PIECES; item += T::THREADS) {
             const int row = item / PIECES, channel = item % PIECES * 4;
             store_merged<T>(p, task, segment, task.first_row + row, channel, join_groups<T>(merge, row, channel));

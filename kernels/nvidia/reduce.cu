@@ -13,6 +13,6 @@ template <> struct Element<1> { using Type = F16; };
 
 }  // namespace pa
 
-extern "C" __global__ void __launch_bounds__(PA_WARPS * 32) PA_KERNEL(const __grid_constant__ pa::ReduceArgs args, int capacity) {
-    pa::reduce<pa::Element<PA_QUERY>::Type, PA_HEAD_DIM, PA_CLUSTER, PA_RAGGED, PA_PER_HEAD, PA_WARPS>(args, capacity);
+extern "C" __global__ void __launch_bounds__(PA_WARPS * 32) PA_KERNEL(const __grid_constant__ pa::ReduceArgs args) {
+    pa::reduce<pa::Element<PA_QUERY>::Type, PA_HEAD_DIM, PA_CLUSTER, PA_RAGGED, PA_PER_HEAD, PA_WARPS>(args);
 }

@@ -6,71 +6,83 @@
 
 namespace pa {
 
-// While the tiles finish: touches the partials that this CTA will read. What is read here is used for nothing but clamped addresses, since
-// the kernel before may be about to change it.
-template <int HEAD_DIM>
-__device__ __forceinline__ void prefetch_partials(const ReduceArgs& p, const ReduceInfo* record, i64 slot_rows, i64 row, int capacity, int thread) {
-    int slot, count;
-    asm volatile("ld.global.cg.v2.s32 {%0,%1}, [%2];" : "=r"(slot), "=r"(count) : "l"(record));
-    if (slot < 0 || slot >= capacity || thread >= min(count, capacity - slot)) return;
-    const i64 at = (slot + thread) * slot_rows + row;
-    prefetch_l2(p.statistics + at * 2);
-    prefetch_l2(p.partial + at * HEAD_DIM);
+// Partial results, N at a time: their maximum first, so that no weight waits for another.
+template <int N, int VECTORS>
+__device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 (&ml)[N], const float4 (&o)[N][VECTORS]) {
+    float most = x[0].max;
+#pragma unroll
+    for (int i = 0; i < N; i++) most = fmaxf(most, ml[i].x);
+    const float base = most == neg_inf() ? 0.0f : most, keep = exp2_fast(x[0].max - base);
+    float weight[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) weight[i] = exp2_fast(ml[i].x - base);
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        x[j].max = most, x[j].sum *= keep;
+        x[j].o.x *= keep, x[j].o.y *= keep, x[j].o.z *= keep, x[j].o.w *= keep;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            x[j].sum += ml[i].y * weight[i];
+            x[j].o.x += o[i][j].x * weight[i], x[j].o.y += o[i][j].y * weight[i];
+            x[j].o.z += o[i][j].z * weight[i], x[j].o.w += o[i][j].w * weight[i];
+        }
+    }
 }
 
 // WARPS warps take every WARPS-th partial, then meet. Rows without a task, and rows that one cluster has finished, are not its business.
 template <class Element, int HEAD_DIM, int CLUSTER, bool RAGGED, bool PER_HEAD, int WARPS>
-__device__ __forceinline__ void reduce(const ReduceArgs& p, int capacity) {
+__device__ __forceinline__ void reduce(const ReduceArgs& p) {
     constexpr int VECTORS = (HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
     __shared__ float4 outs[WARPS][VECTORS * 32];
     __shared__ float2 ends[WARPS];
     launch_next_kernel();
-    const int group = p.q_heads / p.kv_heads, kv_head = blockIdx.y / group, sequence = blockIdx.z;
-    const ReduceInfo* record = p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence);
-    const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
-    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(blockIdx.x) * group + blockIdx.y % group;
-    prefetch_partials<HEAD_DIM>(p, record, slot_rows, row, capacity, threadIdx.x);
-    wait_for_previous_kernel();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const ReduceInfo info = load_record<ReduceInfo>(record);
+    const int group = p.q_heads / p.kv_heads, kv_head = blockIdx.y / group, sequence = blockIdx.z;
+    // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
+    // and the addresses of the partials brought near.
     const int query_first = RAGGED ? p.query_start[sequence] : sequence * p.query_len;
     const int query_len = RAGGED ? p.query_start[sequence + 1] - query_first : p.query_len;
+    const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
     const int first = info.first_slot / CLUSTER, end = (info.first_slot + info.count - 1) / CLUSTER + 1;
     if (info.count == 0 || end - first == 1 || int(blockIdx.x) >= query_len) return;
+    const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
+    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(blockIdx.x) * group + blockIdx.y % group, query = query_first + blockIdx.x;
+    for (int part = threadIdx.x; part < end - first; part += WARPS * 32) {
+        const i64 at = max(info.first_slot, (first + part) * CLUSTER) * slot_rows + row;
+        prefetch_l2(p.statistics + at * 2);
+        prefetch_l2(p.partial + at * HEAD_DIM);
+    }
+    wait_for_previous_kernel();
     Joined x[VECTORS];
     for (int start = first + warp; start < end; start += WARPS * AHEAD) {
         float2 ml[AHEAD];
         float4 o[AHEAD][VECTORS];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int slot = max(info.first_slot, min(start + i * WARPS, end - 1) * CLUSTER);
-            const i64 at = slot * slot_rows + row;
-            ml[i] = reinterpret_cast<const float2*>(p.statistics)[at];
+            const int part = start + i * WARPS;
+            const i64 at = max(info.first_slot, min(part, end - 1) * CLUSTER) * slot_rows + row;
+            ml[i] = *reinterpret_cast<const float2*>(p.statistics + at * 2);
+            if (part >= end) ml[i] = {neg_inf(), 0.0f};
 #pragma unroll
             for (int j = 0; j < VECTORS; j++) {
-                const int channel = min((j * 32 + lane) * 4, HEAD_DIM - 4);
-                o[i][j] = *reinterpret_cast<const float4*>(p.partial + at * HEAD_DIM + channel);
+                o[i][j] = *reinterpret_cast<const float4*>(p.partial + at * HEAD_DIM + min((j * 32 + lane) * 4, HEAD_DIM - 4));
             }
         }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (start + i * WARPS < end) {
-#pragma unroll
-                for (int j = 0; j < VECTORS; j++) x[j].add(ml[i], o[i][j]);
-            }
-        }
+        add_partials<AHEAD, VECTORS>(x, ml, o);
     }
 #pragma unroll
     for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
     if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
     __syncthreads();
-    const i64 query = query_first + blockIdx.x;
     for (int piece = threadIdx.x; piece < HEAD_DIM / 4; piece += WARPS * 32) {
-        Joined all;
+        Joined all[1];
+        float2 ml[WARPS];
+        float4 o[WARPS][1];
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) all.add(ends[i], outs[i][piece]);
+        for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
+        add_partials<WARPS, 1>(all, ml, o);
         store_output<Element>(p.out, query * p.out_row + blockIdx.y * p.out_head + piece * 4, p.lse ? p.lse + query * p.q_heads + blockIdx.y : nullptr,
-                              p.sinks, blockIdx.y, all, piece == 0);
+                              p.sinks, blockIdx.y, all[0], piece == 0);
     }
 }
 

@@ -124,12 +124,14 @@ struct Traits {
     static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
     static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
-    // The merge, over the drained rings: outputs of each group, and with a cluster of the CTA, in rows padded against bank conflicts; behind
-    // them in the same order (maximum, sum) of every row.
-    static constexpr int MERGE_ROW = HEAD_DIM + 8, MERGE_PARTS = GROUPS + (CLUSTER > 1);
+    // The merge, over the drained rings: outputs of each group, and with a cluster of the CTA, in rows (of packed FP8 their 32 channels
+    // too) padded against bank conflicts; behind them in the same order (maximum, sum) of every row.
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : 8), MERGE_PARTS = GROUPS + (CLUSTER > 1);
     static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW;
     static constexpr int MERGE_BYTES = (MERGE_ENDS + MERGE_PARTS * ROWS * 2) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
+
+    static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
 
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");

@@ -125,9 +125,8 @@ struct Call {
         r.reduce = p.reduce, r.partial = p.partial, r.statistics = (const float*)p.statistics, r.sinks = p.sinks, r.query_start = p.query_start;
         r.out = p.out, r.lse = p.lse, r.out_row = p.out_row, r.out_head = p.out_head, r.query_len = p.query_len;
         r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.per_head = v.per_head;
-        int capacity = slots;
         c = config(dim3(most_rows, r.q_heads, sequences), reduce_warps * 32, 0, attributes, overlapped, stream);
-        void* reduce_args[] = {&r, &capacity};
+        void* reduce_args[] = {&r};
         OK(start(&c, reduce, reduce_args, nullptr));
     }
 

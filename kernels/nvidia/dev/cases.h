@@ -107,18 +107,25 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
 }
 
 static void run_sweep() {
-    for (int i : {6, 7, 8, 9}) {
+    for (int i : {0, 1, 2, 3, 4, 5}) {
         const Timed& t = MINIMAX20[i];
-        for (int kv : {BF16, FP8}) {
-            const Problem p = shape(t.name, t.batch, t.query_len, t.context, kv == BF16 ? t.bf16_peer : t.fp8_peer);
-            for (int registers : {0, 144}) {
-                measure(with(verify(kv), "", [&](Variant& v) { v.registers = registers, v.name += " r" + std::to_string(registers); }), p);
-            }
-            if (kv == FP8) {
-                measure(with(verify(kv), " g4 s1", [&](Variant& v) { v.groups = 4, v.stages = 1; }), p);
-            } else {
-                measure(with(verify(kv), " g2 s3", [&](Variant& v) { v.groups = 2, v.stages = 3, v.registers = 168; }), p);
-            }
+        const Problem b = shape(t.name, t.batch, 1, t.context, t.bf16_peer), f = shape(t.name, t.batch, 1, t.context, t.fp8_peer);
+        for (int tile : {128, 256}) {
+            if (i > 2 && tile == 128) continue;
+            measure(cut(BF16, 8, 3, 16, tile, 1), b);
+            measure(cut(BF16, 4, 3, 32, tile, 1), b);
+            measure(cut(BF16, 4, 2, 32, tile, 1), b);
+            measure(cut(BF16, 6, 2, 32, tile, 1), b);
+            measure(cut(FP8, 8, 3, 32, tile, 1), f);
+            measure(cut(FP8, 4, 3, 32, tile, 1), f);
+            measure(cut(FP8, 4, 3, 64, tile, 1), f);
+            measure(cut(FP8, 6, 2, 64, tile, 1), f);
         }
+        const int cluster = i == 0 ? 16 : i == 1 ? 16 : i == 2 ? 16 : i == 3 ? 4 : 0;
+        if (!cluster) continue;
+        Problem whole = b;
+        whole.max_partitions = cluster, whole.name += " whole";
+        measure(cut(BF16, 8, 3, 16, 256, cluster), whole);
+        measure(cut(FP8, 8, 3, 32, 256, cluster), whole);
     }
 }

@@ -26,7 +26,7 @@ struct Variant {
         const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bytes() + 2 * scale;
         const int wide = kv == FP8 && warpgroup ? 4 * chunk * head_dim + 2 * scale : 0;
         const int ring = groups * ((wide + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
-        const int parts = groups + (cluster > 1), merge = parts * rows() * (head_dim + 8 + 2) * 4;
+        const int parts = groups + (cluster > 1), merge = parts * rows() * (head_dim + (kv == FP8 && !warpgroup ? head_dim / 8 : 8) + 2) * 4;
         return std::max(ring, merge);
     }
 
