@@ -1,7 +1,7 @@
-// From the groups' states to one state of the CTA, and from a merged state to the output.
+// States in the making, and from a finished one to the output.
 #pragma once
 
-#include "pipeline.cuh"
+#include "traits.cuh"
 
 namespace pa {
 
@@ -24,45 +24,13 @@ __device__ __forceinline__ RowEnd finish_row(float max, float sum, const float* 
     return {factor / sum, (max + log2_fast(sum)) * LN2};
 }
 
+// Four elements of a 16-bit type that packs pairs, or of F32.
 template <class Element>
 __device__ __forceinline__ void store4(void* out, i64 at, float4 x) {
-    const uint2 packed = {Element::pack(x.x, x.y), Element::pack(x.z, x.w)};
-    *reinterpret_cast<uint2*>(static_cast<u16*>(out) + at) = packed;
-}
-
-template <class T>
-__device__ __forceinline__ void publish_state(const State<T>& state, const Query<T>& q, float* merge, float v_scale, int group, int first_row, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
-    float* o = merge + group * T::ROWS * T::MERGE_ROW;
-#pragma unroll
-    for (int m = 0; m < T::M_TILES; m++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int row = first_row + 16 * m + 8 * h + g;
-            float sum = state.softmax.sum[m][h];
-            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            if (t == 0) ml[row] = {state.softmax.max[m][h] * q.scale[m][h], sum};
-            const float unit = T::PER_TOKEN ? state.softmax.v_most : v_scale;
-            if constexpr (T::PACKED) {
-#pragma unroll
-                for (int n = 0; n < T::OUT_TILES; n += 4) {
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        const int i = 2 * h + e;
-                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + T::merge_channel(out_channel<T>(n, t, e))) = {
-                            state.o[m][n][i] * unit, state.o[m][n + 1][i] * unit, state.o[m][n + 2][i] * unit, state.o[m][n + 3][i] * unit};
-                    }
-                }
-            } else {
-#pragma unroll
-                for (int n = 0; n < T::OUT_TILES; n++) {
-                    *reinterpret_cast<float2*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, 0)) = {state.o[m][n][2 * h] * unit,
-                                                                                                   state.o[m][n][2 * h + 1] * unit};
-                }
-            }
-        }
+    if constexpr (Element::BYTES == 4) {
+        *reinterpret_cast<float4*>(static_cast<float*>(out) + at) = x;
+    } else {
+        *reinterpret_cast<uint2*>(static_cast<u16*>(out) + at) = {Element::pack(x.x, x.y), Element::pack(x.z, x.w)};
     }
 }
 

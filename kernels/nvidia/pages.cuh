@@ -5,15 +5,6 @@
 
 namespace pa {
 
-// What a CTA works on: rows of one KV head of one sequence, and the tokens of its task.
-struct Task {
-    int sequence, head, table_row, slot;
-    int query_first, query_len, rows, first_row;  // rows: query_len * group, of which this CTA takes ROWS from first_row on
-    int context, first_token;                     // tokens that any row attends: first_token..context
-    int begin, end;                               // tokens of the task; begin is a multiple of a chunk
-    int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context
-};
-
 // Position of 16-byte piece `piece` of row `row` of what a warpgroup's products read: halves of 64 channels follow each other, each in the
 // 128-byte swizzle.
 template <class T>

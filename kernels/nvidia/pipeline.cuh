@@ -101,4 +101,41 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
     }
 }
 
+// Leaves a warp's state in shared memory for the merge, the V scale applied.
+template <class T>
+__device__ __forceinline__ void publish_state(const State<T>& state, const Query<T>& q, float* merge, float v_scale, int group, int first_row, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
+    float* o = merge + group * T::ROWS * T::MERGE_ROW;
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = first_row + 16 * m + 8 * h + g;
+            float sum = state.softmax.sum[m][h];
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            if (t == 0) ml[row] = {state.softmax.max[m][h] * q.scale[m][h], sum};
+            const float unit = T::PER_TOKEN ? state.softmax.v_most : v_scale;
+            if constexpr (T::PACKED) {
+#pragma unroll
+                for (int n = 0; n < T::OUT_TILES; n += 4) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int i = 2 * h + e;
+                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + T::merge_channel(out_channel<T>(n, t, e))) = {
+                            state.o[m][n][i] * unit, state.o[m][n + 1][i] * unit, state.o[m][n + 2][i] * unit, state.o[m][n + 3][i] * unit};
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int n = 0; n < T::OUT_TILES; n++) {
+                    *reinterpret_cast<float2*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, 0)) = {state.o[m][n][2 * h] * unit,
+                                                                                                   state.o[m][n][2 * h + 1] * unit};
+                }
+            }
+        }
+    }
+}
+
 }  // namespace pa

@@ -44,6 +44,10 @@ struct F16 {
     }
 };
 
+struct F32 {
+    static constexpr int BYTES = 4;
+};
+
 // Computed in F16, which holds every E4M3 value exactly.
 struct E4m3 {
     static constexpr int BYTES = 1;
@@ -136,6 +140,15 @@ struct Traits {
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");
     static_assert(!PER_TOKEN || CHUNK <= GROUP_THREADS, "a thread copies one token's scales");
+};
+
+// What a CTA works on: rows of one KV head of one sequence, and the tokens of its task.
+struct Task {
+    int sequence, head, table_row, slot;
+    int query_first, query_len, rows, first_row;  // rows: query_len * group, of which this CTA takes ROWS from first_row on
+    int context, first_token;                     // tokens that any row attends: first_token..context
+    int begin, end;                               // tokens of the task; begin is a multiple of a chunk
+    int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context
 };
 
 }  // namespace pa

@@ -88,7 +88,7 @@ static CUfunction load(const std::string& root, const Variant::Macros& macros, i
         OK(attribute(&spilled, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, f));
         if (spilled) printf("%s: %d bytes of local memory\n", file.c_str(), spilled);
         if (shared_bytes > 48 << 10) OK(set(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes));
-        if (root == "tile") OK(set(f, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1));
+        if (root != "reduce") OK(set(f, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1));
     }
     return f;
 }
@@ -155,7 +155,7 @@ struct Case {
     // head of a sequence has pages and a context of its own; ragged, a sequence's rows are query_len less its number, from 1 on.
     Case(const Variant& v, const Problem& problem, int caches, bool poisoned) : v(v), problem(problem) {
         const int S = v.page, D = v.head_dim, H = problem.kv_heads, B = int(problem.contexts.size()), R = v.per_head ? B * H : B;
-        form = {v.kv, v.query, D, S, v.group, v.per_head, v.window, v.softcap, v.scales};
+        form = {v.kv, v.query == 2 ? F32 : v.query, D, S, v.group, v.per_head, v.window, v.softcap, v.scales, v.layout, v.kv_bits()};
         std::vector<int> lens, row_queries, starts = {0};
         for (int b = 0; b < B; b++) {
             const int len = v.ragged ? 1 + (problem.query_len + b * 7) % problem.query_len : problem.query_len;
@@ -166,7 +166,7 @@ struct Case {
         int64_t need = 0, widest = 1;
         for (int c : lens) {
             need += (c + S - 1) / S, widest = std::max<int64_t>(widest, (c + S - 1) / S);
-            kv_bytes += int64_t(c) * (v.per_head ? 1 : H) * D * 2 * v.kv_bytes();
+            kv_bytes += int64_t(c) * (v.per_head ? 1 : H) * D * 2 * v.kv_bits() / 8;
         }
         pages = int(need + need / 16 + 3);
         std::vector<int> order(pages);
@@ -188,7 +188,7 @@ struct Case {
         }
         Call call;
         call.v = v;
-        call.tile = load("tile", v.tile_macros(), v.shared_bytes());
+        call.tile = load(v.root(), v.tile_macros(), v.shared_bytes());
         const int C = v.cluster, fit = C > 1 ? call.most_clusters() * C : sms;
         Plan plan = dev::plan(lens, row_queries, problem.window, v.tile, problem.capacity ? problem.capacity : std::max(fit / (v.per_head ? 1 : H), 1),
                               problem.max_partitions);
@@ -206,8 +206,12 @@ struct Case {
         p.window = problem.window;
         const int heads = H * v.group;
         p.q_row = p.out_row = int64_t(heads) * D, p.q_head = p.out_head = D;
-        p.key_stride = p.value_stride = {2l * H * S * D, long(problem.hnd ? S : 1) * D, long(problem.hnd ? 1 : H) * D};
-        p.k_scale_stride = p.v_scale_stride = {long(H) * S, S, 1};
+        const bool hnd = problem.hnd || v.layout == HND, rows_first = hnd || v.layout == NHD;
+        const int unit = v.kv == MXFP4 ? 2 : 1;  // strides count bytes there
+        p.key_stride = {2l * H * S * D / unit, long(hnd || !rows_first ? S : 1) * D / unit, long(hnd ? 1 : H) * D / unit};
+        p.value_stride = p.key_stride;
+        const int per_token = v.scales == 3 ? D / 32 : 1;
+        p.k_scale_stride = p.v_scale_stride = {long(H) * S * per_token, long(S) * per_token, per_token};
         p.scale_log2 = float(1.4426950408889634 / sqrt(double(D))), p.softcap = 3.0f;
         std::vector<float> sinks;
         for (int h = 0; h < heads; h++) sinks.push_back(2.0f * noise(h + 5000));
@@ -222,19 +226,25 @@ struct Case {
         p.partial = (float*)allocate(states * (D + 2) * 4);
         p.statistics = p.partial + states * D;
         OK(cudaMemset(p.partial, 0xff, states * (D + 2) * 4));
-        p.q = allocate(q_count * 2);
-        fill<<<64, 256>>>(v.query, (void*)p.q, q_count, 99, 1.5f);
+        p.q = allocate(q_count * v.query_bytes());
+        fill<<<64, 256>>>(form.query, (void*)p.q, q_count, 99, 1.5f);
         std::vector<float> k_scales, v_scales;
         const int64_t scales = v.scales == 2 ? int64_t(pages) * H * S : 1;
+        std::vector<uint8_t> k_blocks, v_blocks;
+        for (int64_t i = 0; v.scales == 3 && i < int64_t(pages) * H * S * per_token; i++) {
+            k_blocks.push_back(124 + hash(i) % 3), v_blocks.push_back(124 + hash(i + (1ll << 32)) % 6);
+        }
         for (int64_t i = 0; i < scales; i++) k_scales.push_back(0.5f + 0.2f * noise(i)), v_scales.push_back(expf(noise(i + (1ll << 32))));
         for (int i = 0; i < caches; i++) {
-            p.out = allocate(q_count * 2), p.lse = (float*)allocate(int64_t(rows.size()) * heads * 4);
-            OK(cudaMemset(p.out, 0xff, q_count * 2));
+            p.out = allocate(q_count * v.query_bytes()), p.lse = (float*)allocate(int64_t(rows.size()) * heads * 4);
+            OK(cudaMemset(p.out, 0xff, q_count * v.query_bytes()));
             OK(cudaMemset(p.lse, 0xff, int64_t(rows.size()) * heads * 4));
             const int64_t count = int64_t(pages) * 2 * S * H * D;
-            p.key = allocate(count * v.kv_bytes()), p.value = static_cast<const char*>(p.key) + int64_t(S) * H * D * v.kv_bytes();
+            p.key = allocate(count * v.kv_bits() / 8), p.value = static_cast<const char*>(p.key) + int64_t(S) * H * D * v.kv_bits() / 8;
             fill<<<2048, 256>>>(v.kv, (void*)p.key, count, i + 1, 1.0f);
-            if (v.scales) p.k_scale = keep(device(k_scales)), p.v_scale = keep(device(v_scales));
+            if (v.scales == 3) {
+                p.k_scale = keep(device(k_blocks)), p.v_scale = keep(device(v_blocks));
+            } else if (v.scales) p.k_scale = keep(device(k_scales)), p.v_scale = keep(device(v_scales));
             if (poisoned) poison<<<pages, 256>>>(form, p, keep(device(first)), keep(device(end)));
             calls.push_back(call);
         }
@@ -257,18 +267,18 @@ struct Case {
         reference<<<dim3(rows.size(), heads), 256>>>(form, p, at, scratch, longest, out, lse);
         OK(cudaDeviceSynchronize());
         std::vector<double> want(n * D), want_lse(n);
-        std::vector<uint16_t> raw(n * D);
+        std::vector<uint8_t> raw(n * D * v.query_bytes());
         std::vector<float> got_lse(n);
         OK(cudaMemcpy(want.data(), out, n * D * 8, cudaMemcpyDeviceToHost));
         OK(cudaMemcpy(want_lse.data(), lse, n * 8, cudaMemcpyDeviceToHost));
-        OK(cudaMemcpy(raw.data(), p.out, n * D * 2, cudaMemcpyDeviceToHost));
+        OK(cudaMemcpy(raw.data(), p.out, raw.size(), cudaMemcpyDeviceToHost));
         OK(cudaMemcpy(got_lse.data(), p.lse, n * 4, cudaMemcpyDeviceToHost));
         double worst = 0, most = 1e-30, worst_lse = 0;
         for (int64_t i = 0; i < n * D; i++) {
-            const uint32_t bits = uint32_t(raw[i]) << 16;
             float got;
-            memcpy(&got, &bits, 4);
-            if (v.query == F16) got = __half2float(*reinterpret_cast<__half*>(&raw[i]));
+            if (v.query == 2) memcpy(&got, &raw[i * 4], 4);
+            if (v.query == F16) got = __half2float(reinterpret_cast<__half*>(raw.data())[i]);
+            if (v.query == BF16) got = __bfloat162float(reinterpret_cast<__nv_bfloat16*>(raw.data())[i]);
             const double e = fabs(double(got) - want[i]);
             worst = e <= 1e30 ? std::max(worst, e) : INFINITY;
             most = std::max(most, fabs(want[i]));
@@ -323,7 +333,7 @@ static bool skipped(const Variant& v, const Problem& problem) {
         const std::string file = folder + "/" + Variant::file(root, macros);
         wanted[file] = {root, file, macros};
     };
-    want("tile", v.tile_macros());
+    want(v.root(), v.tile_macros());
     for (int warps : {4, 8}) want("reduce", v.reduce_macros(warps));
     return true;
 }
@@ -343,7 +353,7 @@ static void check(const Variant& v, const Problem& problem, double bound) {
 static double measure(const Variant& v, const Problem& problem) {
     if (skipped(v, problem)) return 0;
     int64_t bytes = 0;
-    for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * v.head_dim * 2 * v.kv_bytes();
+    for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * v.head_dim * 2 * v.kv_bits() / 8;
     const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / std::max<int64_t>(bytes, 1000000)) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
     Case c(v, problem, caches, false);
     if (mode == "once") {

@@ -64,7 +64,40 @@ static void check_family(int kv, double bound) {
     check(with(w, " all p16", [&](Variant& v) { everything(v), v.page = 16; }), sinks, bound);
 }
 
+static Variant plain(int kv, int query, int layout) {
+    static const char* const kinds[] = {"bf16", "f16", "fp8", "mxfp4", "f32"};
+    static const char* const layouts[] = {"shuffled", "vllm", "nhd", "hnd"};
+    static const char* const queries[] = {"bf16", "f16", "f32"};
+    Variant v;
+    v.name = std::string("plain ") + queries[query] + " on " + kinds[kv] + " " + layouts[layout];
+    v.plain = true, v.kv = kv, v.query = query, v.layout = layout, v.scales = kv == MXFP4 ? 3 : 0, v.group = 4, v.tile = 64;
+    return v;
+}
+
+static void check_plain() {
+    const double bounds[] = {8e-3, 4e-3, 2e-5};
+    for (int layout : {SHUFFLED, VLLM, NHD, HND}) {
+        for (int kv : {BF16, F16, FP8, F32, MXFP4}) {
+            if (kv == MXFP4 && layout < NHD) continue;
+            const int query = kv == BF16 ? BF16 : kv == F16 ? F16 : 2;
+            check(plain(kv, query, layout), ragged("q3 h2 g4", 3, 2), bounds[query]);
+        }
+    }
+    auto sized = [&](int head_dim, int page, int kv, int layout) {
+        const std::string name = " d" + std::to_string(head_dim) + " p" + std::to_string(page);
+        check(with(plain(kv, 2, layout), name.c_str(), [&](Variant& v) { v.head_dim = head_dim, v.page = page; }), ragged("q1 h2 g4", 1, 2), 2e-5);
+    };
+    sized(80, 16, F32, VLLM), sized(512, 32, BF16, NHD), sized(1024, 8, F32, NHD), sized(576, 16, F16, HND), sized(64, 24, MXFP4, NHD), sized(100, 16, F32, NHD);
+    Problem all = ragged("q4 h2 g4 w300", 4, 2, 300);
+    all.sinks = true;
+    for (int scales : {1, 2}) {
+        auto everything = [&](Variant& v) { v.window = v.softcap = v.ragged = v.per_head = true, v.scales = scales, v.page = 16; };
+        check(with(plain(FP8, 2, scales == 1 ? NHD : SHUFFLED), scales == 1 ? " all" : " all token", everything), all, 2e-5);
+    }
+}
+
 static void run_checks() {
+    check_plain();
     check_family(BF16, 8e-3);
     check_family(F16, 8e-3);
     check_family(FP8, 8e-3);

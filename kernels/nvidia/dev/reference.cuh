@@ -27,11 +27,18 @@ __device__ inline void put(int kind, void* at, int64_t i, float x) {
     if (kind == BF16) static_cast<__nv_bfloat16*>(at)[i] = __float2bfloat16(x);
     if (kind == F16) static_cast<__half*>(at)[i] = __float2half(x);
     if (kind == FP8) static_cast<__nv_fp8_e4m3*>(at)[i] = __nv_fp8_e4m3(x);
+    if (kind == F32) static_cast<float*>(at)[i] = x;
+    // Any nibble is a number: half of the elements write their byte.
+    if (kind == MXFP4 && i % 2 == 0) static_cast<uint8_t*>(at)[i / 2] = uint8_t(hash(i + __float_as_uint(x)));
 }
 __device__ inline double get(int kind, const void* at, int64_t i) {
     if (kind == BF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(at)[i]);
     if (kind == F16) return __half2float(static_cast<const __half*>(at)[i]);
-    return float(static_cast<const __nv_fp8_e4m3*>(at)[i]);
+    if (kind == F32) return static_cast<const float*>(at)[i];
+    if (kind == FP8) return float(static_cast<const __nv_fp8_e4m3*>(at)[i]);
+    const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const int x = static_cast<const uint8_t*>(at)[i / 2] >> i % 2 * 4 & 15;
+    return x < 8 ? values[x] : -values[x - 8];
 }
 
 static __global__ void fill(int kind, void* at, int64_t n, uint64_t seed, float scale) {
@@ -42,7 +49,23 @@ static __global__ void fill(int kind, void* at, int64_t n, uint64_t seed, float 
 
 // What the device functions below know of a variant.
 struct Form {
-    int kv, query, head_dim, page, group, per_head, window, softcap, scales;
+    int kv, query, head_dim, page, group, per_head, window, softcap, scales, layout, bits;
+
+    // Where an element is, by the layouts' definitions. Strides are those of the launch, in elements whatever the type.
+    __device__ int64_t element(bool value, const pa::Paged& stride, int64_t page_id, int head, int token, int d) const {
+        const int x = 128 / bits;
+        const int64_t at = page_id * stride.page + head * stride.head;
+        if (layout == NHD || layout == HND) return at + token * stride.token + d;
+        if (!value) return at + (int64_t(d / x) * page + token) * x + d % x;
+        if (layout == VLLM) return at + int64_t(d) * page + token;
+        return at + (int64_t(token / x) * head_dim + d) * x + token % x;
+    }
+    // The strides of an MXFP4 cache count bytes.
+    __device__ pa::Paged elements(pa::Paged s) const { return bits == 4 ? pa::Paged{2 * s.page, 2 * s.head, 2 * s.token} : s; }
+    __device__ double scale(const void* scales_at, const pa::Paged& stride, int64_t page_id, int head, int token, int d) const {
+        const int64_t at = page_id * stride.page + head * stride.head + token * stride.token;
+        return scales == 2 ? static_cast<const float*>(scales_at)[at] : scales == 3 ? exp2(double(static_cast<const uint8_t*>(scales_at)[at + d / 32]) - 127) : 1.0;
+    }
 };
 
 // NaN wherever no row may look: tokens `first..end` of a (page, head) are owned.
@@ -51,14 +74,13 @@ static __global__ void poison(Form f, pa::CudaTileArgs p, const int* first, cons
     for (int i = threadIdx.x; i < f.page * p.kv_heads; i += blockDim.x) {
         const int token = i % f.page, head = i / f.page;
         if (token >= first[page * p.kv_heads + head] && token < end[page * p.kv_heads + head]) continue;
-        for (int d = 0; d < f.head_dim; d++) {
-            put(f.kv, (void*)p.key, page * p.key_stride.page + head * p.key_stride.head + token * p.key_stride.token + d, nanf(""));
-            put(f.kv, (void*)p.value, page * p.value_stride.page + head * p.value_stride.head + token * p.value_stride.token + d, nanf(""));
+        for (int d = 0; d < f.head_dim && f.kv != MXFP4; d++) {
+            put(f.kv, (void*)p.key, f.element(false, p.key_stride, page, head, token, d), nanf(""));
+            put(f.kv, (void*)p.value, f.element(true, p.value_stride, page, head, token, d), nanf(""));
         }
-        if (f.scales == 2) {
-            const int64_t at = page * p.k_scale_stride.page + head * p.k_scale_stride.head + token;
-            ((float*)p.k_scale)[at] = nanf(""), ((float*)p.v_scale)[at] = nanf("");
-        }
+        const int64_t at = page * p.k_scale_stride.page + head * p.k_scale_stride.head + token * p.k_scale_stride.token;
+        if (f.scales == 2) ((float*)p.k_scale)[at] = nanf(""), ((float*)p.v_scale)[at] = nanf("");
+        for (int i = 0; i < f.head_dim / 32 && f.scales == 3; i++) ((uint8_t*)p.k_scale)[at + i] = ((uint8_t*)p.v_scale)[at + i] = 0xff;
     }
 }
 
@@ -90,15 +112,18 @@ static __global__ void reference(Form f, pa::CudaTileArgs p, const Row* rows, do
         __syncthreads();
         return r;
     };
-    auto place = [&](const pa::Paged& stride, int t) {
-        return p.block_tables[plan_row * p.table_row + t / f.page] * stride.page + kv_head * stride.head + t % f.page * stride.token;
+    auto page_of = [&](int t) { return int64_t(p.block_tables[plan_row * p.table_row + t / f.page]); };
+    auto value_of = [&](bool value, int t, int d) {
+        const pa::Paged stride = f.elements(value ? p.value_stride : p.key_stride);
+        const double scale = value ? f.scale(p.v_scale, p.v_scale_stride, page_of(t), kv_head, t % f.page, d)
+                                   : f.scale(p.k_scale, p.k_scale_stride, page_of(t), kv_head, t % f.page, d);
+        return get(f.kv, value ? p.value : p.key, f.element(value, stride, page_of(t), kv_head, t % f.page, d)) * scale;
     };
     double most = -INFINITY;
     for (int t = first + threadIdx.x; t < end; t += 256) {
         double x = 0;
-        for (int d = 0; d < f.head_dim; d++) x += get(f.query, p.q, row * p.q_row + head * p.q_head + d) * get(f.kv, p.key, place(p.key_stride, t) + d);
+        for (int d = 0; d < f.head_dim; d++) x += get(f.query, p.q, row * p.q_row + head * p.q_head + d) * value_of(false, t, d);
         x *= double(p.scale_log2) * 0.69314718055994530942 * k_factor;
-        if (f.scales == 2) x *= ((const float*)p.k_scale)[place(p.k_scale_stride, t)];
         if (f.softcap) x = p.softcap * tanh(x / p.softcap);
         s[t] = x;
         most = fmax(most, x);
@@ -114,19 +139,9 @@ static __global__ void reference(Form f, pa::CudaTileArgs p, const Row* rows, do
     sum = all(sum, false);
     if (p.sinks && !empty) sum += exp(double(p.sinks[head]) - most);
     __syncthreads();
-    const int parts = 256 / f.head_dim, part = threadIdx.x / f.head_dim, d = threadIdx.x % f.head_dim;
-    double o = 0;
-    if (part < parts) {
-        for (int t = first + part; t < end; t += parts) {
-            double x = s[t] * get(f.kv, p.value, place(p.value_stride, t) + d) * v_factor;
-            if (f.scales == 2) x *= ((const float*)p.v_scale)[place(p.v_scale_stride, t)];
-            o += x;
-        }
-    }
-    shared[threadIdx.x] = o;
-    __syncthreads();
-    if (part == 0) {
-        for (int i = 1; i < parts; i++) o += shared[i * f.head_dim + d];
+    for (int d = threadIdx.x; d < f.head_dim; d += 256) {
+        double o = 0;
+        for (int t = first; t < end; t++) o += s[t] * value_of(true, t, d) * v_factor;
         out[(int64_t(row) * gridDim.y + head) * f.head_dim + d] = empty ? 0 : o / sum;
         if (d == 0) lse[int64_t(row) * gridDim.y + head] = empty ? -INFINITY : most + log(sum);
     }

@@ -8,22 +8,26 @@
 
 namespace dev {
 
-enum Kind { BF16 = 0, F16 = 1, FP8 = 2 };
+enum Kind { BF16 = 0, F16 = 1, FP8 = 2, MXFP4 = 3, F32 = 4 };
+enum Layout { SHUFFLED = 0, VLLM = 1, NHD = 2, HND = 3 };
 
 struct Variant {
     std::string name;
-    int kv = BF16, query = BF16, head_dim = 128, page = 128, group = 16, scales = 0;
+    int kv = BF16, query = BF16 /* 2: F32 */, layout = NHD, head_dim = 128, page = 128, group = 16, scales = 0;
     bool per_head = false, ragged = false, window = false, softcap = false;
     int tile = 256, m_tiles = 1, row_warps = 1, groups = 8, stages = 3, chunk = 16, cluster = 1;
-    bool warpgroup = false;
+    bool warpgroup = false, plain = false;
 
-    int threads() const { return row_warps * groups * 32; }
-    int rows() const { return 16 * m_tiles * row_warps; }
-    int kv_bytes() const { return kv == FP8 ? 1 : 2; }
+    int threads() const { return plain ? 128 : row_warps * groups * 32; }
+    int rows() const { return plain ? (head_dim < 256 ? 8 : 4) : 16 * m_tiles * row_warps; }
+    int kv_bits() const { return kv == F32 ? 32 : kv == FP8 ? 8 : kv == MXFP4 ? 4 : 16; }
+    int query_bytes() const { return query == 2 ? 4 : 2; }
+    const char* root() const { return plain ? "plain" : "tile"; }
 
     // Dynamic shared memory: traits.cuh's formula.
     int shared_bytes() const {
-        const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bytes() + 2 * scale;
+        if (plain) return rows() * head_dim * 4 + 4 * rows() * (head_dim + 2) * 4;
+        const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bits() / 8 + 2 * scale;
         const int wide = kv == FP8 && warpgroup ? 4 * chunk * head_dim + 2 * scale : 0;
         const int ring = groups * ((wide + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
         const int parts = groups + (cluster > 1), merge = parts * rows() * (head_dim + (kv == FP8 && !warpgroup ? head_dim / 8 : 8) + 2) * 4;
@@ -33,7 +37,12 @@ struct Variant {
     using Macros = std::vector<std::pair<std::string, int>>;
 
     Macros tile_macros() const {
-        return {{"HEAD_DIM", head_dim}, {"PAGE", page}, {"GROUP", group}, {"QUERY", query}, {"KV", kv}, {"SCALES", scales}, {"LAYOUT", 2},
+        if (plain) {
+            return {{"HEAD_DIM", head_dim}, {"PAGE", page}, {"GROUP", group}, {"QUERY", query}, {"KV", kv}, {"SCALES", scales}, {"LAYOUT", layout},
+                    {"PER_HEAD", per_head}, {"RAGGED", ragged}, {"WINDOW", window}, {"SOFTCAP", softcap}, {"TILE", tile}, {"ROWS", rows()},
+                    {"SHARED_BYTES", shared_bytes()}};
+        }
+        return {{"HEAD_DIM", head_dim}, {"PAGE", page}, {"GROUP", group}, {"QUERY", query}, {"KV", kv}, {"SCALES", scales}, {"LAYOUT", layout},
                 {"PER_HEAD", per_head}, {"RAGGED", ragged}, {"WINDOW", window}, {"SOFTCAP", softcap}, {"TILE", tile}, {"M_TILES", m_tiles},
                 {"ROW_WARPS", row_warps}, {"GROUPS", groups}, {"STAGES", stages}, {"CHUNK", chunk}, {"CLUSTER", cluster},
                 {"WARPGROUP", warpgroup}, {"SHARED_BYTES", shared_bytes()}};
