@@ -21,7 +21,7 @@ struct Query {
 // First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
 template <class T>
 __device__ __forceinline__ int query_channel(int step, int half, int t) {
-    return T::PACKED ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
+    return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
 }
 
 // Channel of column 2t + e of n-tile `n` of the output.

@@ -13,12 +13,11 @@ __device__ __forceinline__ int wide_swizzled(int row, int piece) {
 }
 
 // Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows are read by ldmatrix, eight rows at once; FP8 K by eight lanes that
-// read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart, or as K where it is
-// widened.
+// read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart, or transposed two apart.
 template <class T, bool VALUE>
 __device__ __forceinline__ int swizzled(int row, int piece) {
     if constexpr (T::WARPGROUP && !T::FP8) return wide_swizzled<T>(row, piece);
-    const int mask = !T::FP8 ? row & 7 : VALUE && !T::WIDENED ? (row >> 1) & 6 : (row & 1) << 2;
+    const int mask = !T::FP8 ? row & 7 : !VALUE ? (row & 1) << 2 : T::TRANSPOSED ? row & 6 : (row >> 1) & 6;
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
 

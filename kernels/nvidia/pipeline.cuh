@@ -33,14 +33,12 @@ __device__ __forceinline__ void start(State<T>& state, const Task& task, int fir
     }
 }
 
-// Walks the chunks of a group. `base` is the group's shared memory, `query` that of the query rows for a warpgroup.
+// Walks the chunks of a group. `ring` is the group's stages, `query` that of the query rows for a warpgroup.
 template <class T>
-__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 base, u32 query, float k_scale,
+__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 ring, u32 query, float k_scale,
                                      int group, int row, int thread) {
-    // A stage whose chunk has been widened takes the next at once; others wait until every warp of the group is done with theirs.
-    constexpr int AHEAD = T::WIDENED ? T::STAGES : T::STAGES - 1;
+    constexpr int AHEAD = T::STAGES - 1;
     const int lane = thread & 31;
-    const u32 ring = base + T::WIDE_BYTES;
     const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
     const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
     PageIds<T> pages;
@@ -61,10 +59,10 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
     int stage = 0;
     for (int chunk = 0; chunk < chunks; chunk++) {
         copies_wait<AHEAD - 1>();
-        if constexpr (T::WARPGROUP && !T::WIDENED) fence_async_proxy();
+        if constexpr (T::WARPGROUP) fence_async_proxy();
         sync_group<T>(group);
         const u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES;
-        const int free_stage = T::WIDENED ? stage : stage == 0 ? T::STAGES - 1 : stage - 1;
+        const int free_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
         auto load_ahead = [&] {
             if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
             copies_commit();
@@ -72,31 +70,16 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         Scores<T> s;
         u32 pr[T::M_TILES][T::N_TILES / 2][4];
         const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-        if constexpr (T::WIDENED) {
-            widen_rows<T>(base, k, thread);
-            if constexpr (T::PER_TOKEN) keep_scales<T>(base, k, thread);
-            fence_async_proxy();
-            sync_group<T>(group);
-            start_scores<T>(s[0], query, base);
-            widen_rows<T>(base + T::WIDE_KV_BYTES, v, thread);
-            fence_async_proxy();
-            sync_group<T>(group);
+        if constexpr (T::WARPGROUP) {
+            start_scores<T>(s[0], query, k);
             load_ahead();
             warpgroup_wait(s[0]);
-            update<T>(state.softmax, state.o, pr, s, q, p, task, token, base + 2 * T::WIDE_KV_BYTES, lane);
-            add_values<T>(state.o, pr, base + T::WIDE_KV_BYTES, lane);
         } else {
-            if constexpr (T::WARPGROUP) {
-                start_scores<T>(s[0], query, k);
-                load_ahead();
-                warpgroup_wait(s[0]);
-            } else {
-                load_ahead();
-                warp_scores<T>(s, q, k, lane);
-            }
-            update<T>(state.softmax, state.o, pr, s, q, p, task, token, v + T::KV_BYTES, lane);
-            add_values<T>(state.o, pr, v, lane);
+            load_ahead();
+            warp_scores<T>(s, q, k, lane);
         }
+        update<T>(state.softmax, state.o, pr, s, q, p, task, token, v + T::KV_BYTES, lane);
+        add_values<T>(state.o, pr, v, lane);
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
     }
 }

@@ -1,8 +1,8 @@
 // The tile kernel: a CTA for a (slot, KV head, block of query rows).
 #pragma once
 
-#include "pipeline.cuh"
 #include "task.cuh"
+#include "transposed.cuh"
 
 namespace pa {
 
@@ -21,14 +21,24 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     if (active) {
         info = load_record<ReduceInfo>(p.reduce + task.table_row);
         const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
-        State<T> state;
-        Query<T> q;
-        const u32 base = smem_address(smem);
-        walk<T>(state, q, p, task, base + group * T::GROUP_BYTES, base + T::GROUPS * T::GROUP_BYTES, k_scale, group, row, thread % T::GROUP_THREADS);
-        launch_next_kernel();  // the reducer starts up while this CTA merges and stores
-        copies_wait<0>();
-        __syncthreads();
-        publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
+        const u32 base = smem_address(smem), own = base + group * T::GROUP_BYTES, query = base + T::GROUPS * T::GROUP_BYTES;
+        // The reducer starts up while this CTA merges and stores.
+        if constexpr (T::TRANSPOSED) {
+            TransposedState<T> state;
+            walk_transposed<T>(state, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
+            launch_next_kernel();
+            copies_wait<0>();
+            __syncthreads();
+            publish_transposed<T>(state, merge, v_scale, group, row, thread % 32);
+        } else {
+            State<T> state;
+            Query<T> q;
+            walk<T>(state, q, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
+            launch_next_kernel();
+            copies_wait<0>();
+            __syncthreads();
+            publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
+        }
         __syncthreads();
     }
     merge_task<T>(p, task, info, merge, active, thread);

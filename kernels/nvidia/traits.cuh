@@ -107,37 +107,37 @@ struct Traits {
     // F16 queries go into F16 products as they are; others are scaled by a power of two a row, so that they cannot overflow.
     static constexpr bool SCALED_QUERY = Same<Compute, F16>::value && !Same<Query, F16>::value;
 
-    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory. FP8 is widened there, once
-    // for all rows, into a buffer beside the ring; without a warpgroup it is widened in registers.
-    static constexpr bool WARPGROUP = Shape_::WARPGROUP;
-    static constexpr bool WIDENED = FP8 && WARPGROUP, PACKED = FP8 && !WARPGROUP;
+    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory; FP8, widened in registers, as
+    // the operand that has rows: see transposed.cuh.
+    static constexpr bool WARPGROUP = Shape_::WARPGROUP, TRANSPOSED = FP8 && WARPGROUP, PACKED = FP8 && !WARPGROUP;
     static_assert(!WARPGROUP || (M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16");
 
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
     static constexpr int ROWS = 16 * M_TILES * ROW_WARPS;
     static constexpr int K_STEPS = HEAD_DIM / 16, N_TILES = CHUNK / 8, OUT_TILES = HEAD_DIM / 8;
 
-    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: what is widened of one chunk, the
-    // same but for 16-bit rows, then the stages.
+    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: transposed, the probabilities of one
+    // chunk and four warps' maxima of the rows; then the stages.
     static constexpr int ROW_BYTES = HEAD_DIM * KV_::BYTES, ROW_PIECES = ROW_BYTES / 16;
     static constexpr int KV_BYTES = CHUNK * ROW_BYTES, SCALE_BYTES = PER_TOKEN ? CHUNK * 4 : 0;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES + 2 * SCALE_BYTES;
-    static constexpr int WIDE_KV_BYTES = CHUNK * HEAD_DIM * 2, WIDE_BYTES = WIDENED ? 2 * WIDE_KV_BYTES + 2 * SCALE_BYTES : 0;
-    static constexpr int GROUP_BYTES = (WIDE_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
+    static constexpr int TRANSPOSED_BYTES = TRANSPOSED ? CHUNK * 128 + 4 * ROWS * 4 : 0;
+    static constexpr int GROUP_BYTES = (TRANSPOSED_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
     // A warpgroup reads the query from shared memory too, the same rows for every group.
     static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
     static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
     // The merge, over the drained rings: outputs of each group, and with a cluster of the CTA, in rows (of packed FP8 their 32 channels
     // too) padded against bank conflicts; behind them in the same order (maximum, sum) of every row.
-    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : 8), MERGE_PARTS = GROUPS + (CLUSTER > 1);
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS + (CLUSTER > 1);
     static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW;
-    static constexpr int MERGE_BYTES = (MERGE_ENDS + MERGE_PARTS * ROWS * 2) * 4;
+    static constexpr int MERGE_BYTES = (MERGE_ENDS + MERGE_PARTS * ROWS * 2 + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
 
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
 
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
+    static_assert(!TRANSPOSED || HEAD_DIM == 128, "a warp has 32 channels");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");
     static_assert(!PER_TOKEN || CHUNK <= GROUP_THREADS, "a thread copies one token's scales");
 };

@@ -82,33 +82,15 @@ __device__ __forceinline__ void warpgroup_values(float (*o)[4], const u32 (&a)[4
 #endif
 }
 
-// Widens a chunk of FP8 K or V into 16-bit rows, once for all four warps. Eight lanes take four pieces of 16 bytes of two neighbouring rows,
-// so that neither their loads nor their stores meet in a bank.
-template <class T>
-__device__ __forceinline__ void widen_rows(u32 wide, u32 stage, int thread) {
-    constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES, STEPS = T::CHUNK / ROWS_AT_ONCE;
-    static_assert(ROWS_AT_ONCE % 8 == 0, "a thread's rows are alike to the swizzles");
-    const int piece = (thread & 3) | (thread >> 1 & T::ROW_PIECES - 4), row = (thread >> 2 & 1) | thread / (2 * T::ROW_PIECES) * 2;
-    const u32 from = stage + swizzled<T, false>(row, piece), low = wide + wide_swizzled<T>(row, 2 * piece), high = wide + wide_swizzled<T>(row, 2 * piece + 1);
-    u32 words[STEPS][4];
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) load_shared16(words[i], from + i * (ROWS_AT_ONCE * T::ROW_BYTES));
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        const u32 to = i * (ROWS_AT_ONCE * 128), *w = words[i];
-        store_shared16(low + to, {E4m3::widen<0>(w[0]), E4m3::widen<1>(w[0]), E4m3::widen<0>(w[1]), E4m3::widen<1>(w[1])});
-        store_shared16(high + to, {E4m3::widen<0>(w[2]), E4m3::widen<1>(w[2]), E4m3::widen<0>(w[3]), E4m3::widen<1>(w[3])});
-    }
-}
-
-// Keeps a chunk's scales where its stage is about to take the next one.
-template <class T>
-__device__ __forceinline__ void keep_scales(u32 wide, u32 stage, int thread) {
-    if (thread < T::CHUNK / 2) {
-        u32 words[4];
-        load_shared16(words, stage + 2 * T::KV_BYTES + thread * 16);
-        store_shared16(wide + 2 * T::WIDE_KV_BYTES + thread * 16, {words[0], words[1], words[2], words[3]});
-    }
+// C[64, 64] = A[64, 16] B, added to C where `add`; B in rows along k, or along its 64 columns where TRANSPOSED.
+template <class Element, int TRANSPOSED>
+__device__ __forceinline__ void warpgroup_mma(float (*c)[4], const u32 (&a)[4], u64 b, int add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    static_assert(Same<Element, F16>::value, "what FP8 is widened to");
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" PA_C0_31 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
+                 : PA_SIXTEEN(c, 0), PA_SIXTEEN(c, 4)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+#endif
 }
 
 }  // namespace pa

@@ -11,7 +11,7 @@ static Variant decode(int kv, int warps = 8) {
 static Variant verify(int kv) {
     Variant v = decode(kv);
     v.name += " verify";
-    v.row_warps = 4, v.groups = 3, v.stages = 2, v.chunk = 64, v.warpgroup = true;
+    v.row_warps = 4, v.groups = kv == FP8 ? 2 : 3, v.stages = kv == FP8 ? 4 : 2, v.chunk = 64, v.warpgroup = true;
     return v;
 }
 
@@ -140,25 +140,11 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
 }
 
 static void run_sweep() {
-    for (int i : {0, 1, 2, 3, 4, 5}) {
+    for (int i : {6, 7, 8, 9}) {
         const Timed& t = MINIMAX20[i];
-        const Problem b = shape(t.name, t.batch, 1, t.context, t.bf16_peer), f = shape(t.name, t.batch, 1, t.context, t.fp8_peer);
-        for (int tile : {128, 256}) {
-            if (i > 2 && tile == 128) continue;
-            measure(cut(BF16, 8, 3, 16, tile, 1), b);
-            measure(cut(BF16, 4, 3, 32, tile, 1), b);
-            measure(cut(BF16, 4, 2, 32, tile, 1), b);
-            measure(cut(BF16, 6, 2, 32, tile, 1), b);
-            measure(cut(FP8, 8, 3, 32, tile, 1), f);
-            measure(cut(FP8, 4, 3, 32, tile, 1), f);
-            measure(cut(FP8, 4, 3, 64, tile, 1), f);
-            measure(cut(FP8, 6, 2, 64, tile, 1), f);
-        }
-        const int cluster = i == 0 ? 16 : i == 1 ? 16 : i == 2 ? 16 : i == 3 ? 4 : 0;
-        if (!cluster) continue;
-        Problem whole = b;
-        whole.max_partitions = cluster, whole.name += " whole";
-        measure(cut(BF16, 8, 3, 16, 256, cluster), whole);
-        measure(cut(FP8, 8, 3, 32, 256, cluster), whole);
+        const Problem p = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
+        measure(with(verify(FP8), " g2 s6", [](Variant& v) { v.stages = 6; }), p);
+        measure(with(verify(FP8), " g3 s3", [](Variant& v) { v.groups = 3, v.stages = 3; }), p);
+        measure(with(verify(FP8), " g2 s4 c2", [](Variant& v) { v.cluster = 2; }), p);
     }
 }

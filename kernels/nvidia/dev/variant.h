@@ -28,9 +28,11 @@ struct Variant {
     int shared_bytes() const {
         if (plain) return rows() * head_dim * 4 + 4 * rows() * (head_dim + 2) * 4;
         const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bits() / 8 + 2 * scale;
-        const int wide = kv == FP8 && warpgroup ? 4 * chunk * head_dim + 2 * scale : 0;
-        const int ring = groups * ((wide + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
-        const int parts = groups + (cluster > 1), merge = parts * rows() * (head_dim + (kv == FP8 && !warpgroup ? head_dim / 8 : 8) + 2) * 4;
+        const bool transposed = kv == FP8 && warpgroup;
+        const int beside = transposed ? chunk * 128 + 4 * rows() * 4 : 0;
+        const int ring = groups * ((beside + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
+        const int parts = groups + (cluster > 1), row = head_dim + (transposed ? 4 : kv == FP8 ? head_dim / 8 : 8);
+        const int merge = (parts * rows() * (row + 2) + (transposed ? groups * 4 * rows() : 0)) * 4;
         return std::max(ring, merge);
     }
 
