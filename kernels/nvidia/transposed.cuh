@@ -206,12 +206,32 @@ __device__ __forceinline__ float2 join_token_scales(TransposedState<T>& state, f
     return {v.x * unit, v.y * unit};
 }
 
+// What lies between the scores and the softmax: scales, the cap, the mask. Returns the factors of the probabilities of the lane's two tokens.
+template <class T>
+__device__ __forceinline__ float2 shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task, int token,
+                                               u32 scales, int warp, int lane) {
+    float2 unit = {1.0f, 1.0f};
+    if constexpr (T::PER_TOKEN) unit = join_token_scales<T>(state, s, scales, warp, lane);
+    if constexpr (T::Opt::SOFTCAP) {
+#pragma unroll
+        for (int n = 0; n < T::ROWS / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n][i] = tanh_fast(s[n][i] * state.cap);
+        }
+    }
+    // Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
+    bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
+    if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
+    if (masked) mask_transposed<T>(s, p, task, token + 16 * warp + lane / 4, lane % 4);
+    return unit;
+}
+
 // Walks the chunks of a group. `base` is the group's shared memory: P^T, the scratch of the bases, the ring.
 template <class T>
 __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const CudaTileArgs& p, const Task& task, u32 base, u32 query, float k_scale,
                                                 int group, int row, int thread) {
     constexpr int AHEAD = T::STAGES - 1, N = T::ROWS / 8;
-    const int lane = thread & 31, warp = row / 16, t = lane % 4;
+    const int lane = thread & 31, warp = row / 16;
     const u32 scratch = base + T::CHUNK * 128, ring = base + T::TRANSPOSED_BYTES;
     const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
     const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
@@ -245,8 +265,6 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
         sync_group<T>(group);
         const u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES;
         const int free_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
-        if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
-        copies_commit();
         u32 keys[T::K_STEPS][4], values[T::CHUNK / 16][2][4];
         float s[N][4], add[N][2];
         widen_keys<T>(keys, k, warp, lane);
@@ -257,22 +275,13 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
             warpgroup_mma<F16, 0>(s, keys[step], queries + (step / 4 * (T::ROWS * 128) + step % 4 * 32) / 16, step > 0);
         }
         warpgroup_commit();
+        if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
+        copies_commit();
         widen_values<T>(values, v, warp, lane);
         warpgroup_wait(s);
-        float2 unit = {1.0f, 1.0f};
-        if constexpr (T::PER_TOKEN) unit = join_token_scales<T>(state, s, v + T::KV_BYTES, warp, lane);
-        if constexpr (T::Opt::SOFTCAP) {
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[n][i] = tanh_fast(s[n][i] * state.cap);
-            }
-        }
         const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-        bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
-        if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-        if (masked) mask_transposed<T>(s, p, task, token + 16 * warp + lane / 4, t);
-        bool low = store_probabilities<T>(state, add, s, unit, base, warp, lane);
+        const float2 unit = shape_scores<T>(state, s, p, task, token, v + T::KV_BYTES, warp, lane);
+        const bool low = store_probabilities<T>(state, add, s, unit, base, warp, lane);
         fence_async_proxy();
         if (any_of_group(1 + group, T::GROUP_THREADS, low)) {
             lift_bases<T>(state, s, scratch, group, warp, lane);

@@ -121,17 +121,6 @@ static const Timed MINIMAX20[] = {
     {"b8-q4-ctx32768", 8, 4, 32768, 46.78, 56.95},  {"b3-q4-ctx225280", 3, 4, 225280, 94.83, 122.88},
 };
 
-static void run_times() {
-    for (const Timed& t : MINIMAX20) {
-        for (int kv : {BF16, FP8}) {
-            const Problem p = shape(t.name, t.batch, t.query_len, t.context, kv == BF16 ? t.bf16_peer : t.fp8_peer);
-            const Variant v = t.query_len == 1 ? decode(kv) : verify(kv);
-            measure(v, p);
-            if (kv == FP8) measure(with(v, " token", [](Variant& v) { v.scales = 2; }), p);
-        }
-    }
-}
-
 static Variant cut(int kv, int warps, int stages, int chunk, int tile, int cluster) {
     return with(decode(kv), "", [&](Variant& v) {
         v.groups = warps, v.stages = stages, v.chunk = chunk, v.tile = tile, v.cluster = cluster;
@@ -139,12 +128,59 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
     });
 }
 
+// The shape for a problem on an H200: what docs/cuda-notes.md tabulates.
+static Variant best(int kv, int query_len, int64_t tokens) {
+    if (query_len * 16 > 16) return verify(kv);
+    const bool small = tokens <= 16384;
+    return kv == FP8 ? cut(kv, small ? 4 : 8, 3, 32, small ? 128 : 256, 1) : cut(kv, 4, 3, 32, small ? 128 : 256, 1);
+}
+
+static void time_problem(const Problem& bf16, const Problem& fp8) {
+    int64_t tokens = 0;
+    for (int c : bf16.contexts) tokens += c;
+    measure(best(BF16, bf16.query_len, tokens), bf16);
+    measure(best(FP8, fp8.query_len, tokens), fp8);
+    measure(with(best(FP8, fp8.query_len, tokens), " token", [](Variant& v) { v.scales = 2; }), fp8);
+}
+
+static const Timed LARGE16[] = {
+    {"large-b64-q1-8192", 64, 1, 8192, 70.27, 61.46},      {"large-b128-q1-8192", 128, 1, 8192, 128.9, 115.16},
+    {"large-b256-q1-8192", 256, 1, 8192, 241.19, 140.28},  {"large-b16-q1-65536", 16, 1, 65536, 128.35, 123.77},
+    {"large-b16-q4-8192", 16, 4, 8192, 31.4, 35.15},       {"large-b32-q4-8192", 32, 4, 8192, 49.39, 59.43},
+    {"large-b16-q4-32768", 16, 4, 32768, 77.91, 99.42},    {"large-b16-q4-65536", 16, 4, 65536, 136.95, 190.73},
+};
+
+// Lengths drawn uniformly, like workloads.json's but not the same draws.
+static const Timed RANDOM[] = {
+    {"random-b64-q1-1024-8192", 64, 1, 8192, 49.23, 51.56},   {"random-b64-q1-128-2048", 64, 1, 2048, 18.72, 17.79},
+    {"random-b256-q1-1024-8192", 256, 1, 8192, 168.71, 127.6}, {"random-b256-q1-128-2048", 256, 1, 2048, 46.1, 34.47},
+    {"random-b128-q1-1024-32768", 128, 1, 32768, 270.84, 329.72}, {"random-b64-q4-1024-8192", 64, 4, 8192, 61.96, 75.9},
+    {"random-b256-q4-1024-8192", 256, 4, 8192, 261.87, 359.45},
+};
+
+static void run_times() {
+    for (const Timed& t : MINIMAX20) time_problem(shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer), shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer));
+    for (const Timed& t : LARGE16) time_problem(shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer), shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer));
+    for (const Timed& t : RANDOM) {
+        Problem a = shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer);
+        const int least = t.context == 2048 ? 128 : 1024;
+        for (int i = 0; i < t.batch; i++) a.contexts[i] = least + int(hash(i + 12345) % uint32_t(t.context + 1 - least));
+        Problem b = a;
+        b.peer_us = t.fp8_peer;
+        time_problem(a, b);
+    }
+}
+
 static void run_sweep() {
-    for (int i : {6, 7, 8, 9}) {
-        const Timed& t = MINIMAX20[i];
-        const Problem p = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
-        measure(with(verify(FP8), " g2 s6", [](Variant& v) { v.stages = 6; }), p);
-        measure(with(verify(FP8), " g3 s3", [](Variant& v) { v.groups = 3, v.stages = 3; }), p);
-        measure(with(verify(FP8), " g2 s4 c2", [](Variant& v) { v.cluster = 2; }), p);
+    for (const Timed& t : MINIMAX20) {
+        const Problem a = shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer), b = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
+        if (t.query_len > 1) {
+            measure(with(verify(BF16), " g2 s3", [](Variant& v) { v.groups = 2, v.stages = 3; }), a);
+            measure(with(verify(FP8), " g2 s3", [](Variant& v) { v.stages = 3; }), b);
+        } else {
+            measure(cut(BF16, 8, 3, 16, 256, 1), a);
+            measure(cut(FP8, 4, 3, 64, 256, 1), b);
+            if (t.context == 225280) measure(with(cut(BF16, 4, 3, 32, 256, 1), " p16", [](Variant& v) { v.page = 16; }), a);
+        }
     }
 }
