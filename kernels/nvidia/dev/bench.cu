@@ -2,6 +2,7 @@
 //
 //   nvcc -std=c++17 -O2 -arch=sm_90 -o bench bench.cu
 //   bench compile DIR [filter]    where NVRTC is: what the cases below need and DIR lacks
+//   bench file DIR FILE    times the problems of a file: see run_file
 //   bench check|time|sweep|once DIR [filter]    where the GPU is; `once` launches a timed case three times, for a profiler
 
 #include <cuda.h>
@@ -414,6 +415,8 @@ static double measure_read_rate() {
 int main(int argc, char** argv) {
     if (argc < 3) return fprintf(stderr, "usage: bench compile|check|time|sweep|once DIR [filter]\n"), 2;
     mode = argv[1], folder = argv[2], filter = argc > 3 ? argv[3] : "";
+    const std::string path = filter;
+    if (mode == "file") filter = "";
     if (mode == "compile") {
         run_checks(), run_times(), run_sweep();
         return compile_all(wanted, getenv("KERNELS") ? getenv("KERNELS") : "kernels", getenv("ARCH") ? getenv("ARCH") : "sm_90a");
@@ -429,7 +432,7 @@ int main(int argc, char** argv) {
         int driver = 0;
         OK(cudaDriverGetVersion(&driver));
         printf("%s, %d SMs, driver CUDA %d, read %.3f TB/s\n", properties.name, sms, driver, read_rate_bytes_per_us / 1e6);
-        mode == "sweep" ? run_sweep() : run_times();
+        mode == "sweep" ? run_sweep() : mode == "file" ? run_file(path) : run_times();
     }
     printf("%d failures\n", failures);
     return failures != 0;

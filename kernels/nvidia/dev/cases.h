@@ -11,7 +11,7 @@ static Variant decode(int kv, int warps = 8) {
 static Variant verify(int kv) {
     Variant v = decode(kv);
     v.name += " verify";
-    v.row_warps = 4, v.groups = kv == FP8 ? 2 : 3, v.stages = kv == FP8 ? 4 : 2, v.chunk = 64, v.warpgroup = true;
+    v.row_warps = 4, v.groups = kv == FP8 ? 2 : 3, v.stages = kv == FP8 ? 3 : 2, v.chunk = 64, v.warpgroup = true;
     return v;
 }
 
@@ -128,19 +128,35 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
     });
 }
 
-// The shape for a problem on an H200: what docs/cuda-notes.md tabulates.
-static Variant best(int kv, int query_len, int64_t tokens) {
-    if (query_len * 16 > 16) return verify(kv);
-    const bool small = tokens <= 16384;
-    return kv == FP8 ? cut(kv, small ? 4 : 8, 3, 32, small ? 128 : 256, 1) : cut(kv, 4, 3, 32, small ? 128 : 256, 1);
+// The shape for a problem on an H200: what docs/cuda-notes.md tabulates. With more rows than half the SMs, two blocks an SM.
+static Variant best(int kv, const Problem& p) {
+    if (p.query_len > 1) return verify(kv);
+    int64_t tokens = 0;
+    for (int c : p.contexts) tokens += c;
+    if (int(p.contexts.size()) > sms / 2) return cut(kv, 4, 3, kv == FP8 ? 32 : 16, 256, 1);
+    if (tokens <= 16384) return cut(kv, 4, 3, 32, 128, 1);
+    return kv == FP8 ? cut(kv, 8, 3, 32, 256, 1) : cut(kv, 4, 3, 32, 256, 1);
 }
 
-static void time_problem(const Problem& bf16, const Problem& fp8) {
-    int64_t tokens = 0;
-    for (int c : bf16.contexts) tokens += c;
-    measure(best(BF16, bf16.query_len, tokens), bf16);
-    measure(best(FP8, fp8.query_len, tokens), fp8);
-    measure(with(best(FP8, fp8.query_len, tokens), " token", [](Variant& v) { v.scales = 2; }), fp8);
+static void time_best(int kv, Problem p) {
+    if (p.query_len == 1 && int(p.contexts.size()) > sms / 2) p.capacity = 2 * sms;
+    measure(best(kv, p), p);
+    if (kv == FP8) measure(with(best(kv, p), " token", [](Variant& v) { v.scales = 2; }), p);
+}
+
+static void time_problem(const Problem& bf16, const Problem& fp8) { time_best(BF16, bf16), time_best(FP8, fp8); }
+
+// Lines of: name, FP8 or not, query rows, the best peer's time or 0, contexts.
+static void run_file(const std::string& path) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        std::stringstream words(line);
+        Problem p;
+        int fp8 = 0;
+        words >> p.name >> fp8 >> p.query_len >> p.peer_us;
+        for (int c; words >> c;) p.contexts.push_back(c);
+        time_best(fp8 ? FP8 : BF16, p);
+    }
 }
 
 static const Timed LARGE16[] = {
@@ -176,11 +192,11 @@ static void run_sweep() {
         const Problem a = shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer), b = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
         if (t.query_len > 1) {
             measure(with(verify(BF16), " g2 s3", [](Variant& v) { v.groups = 2, v.stages = 3; }), a);
-            measure(with(verify(FP8), " g2 s3", [](Variant& v) { v.stages = 3; }), b);
+            measure(with(verify(FP8), " g2 s4", [](Variant& v) { v.stages = 4; }), b);
         } else {
             measure(cut(BF16, 8, 3, 16, 256, 1), a);
             measure(cut(FP8, 4, 3, 64, 256, 1), b);
-            if (t.context == 225280) measure(with(cut(BF16, 4, 3, 32, 256, 1), " p16", [](Variant& v) { v.page = 16; }), a);
+            measure(with(cut(BF16, 4, 3, 32, 256, 1), " p16", [](Variant& v) { v.page = 16; }), a);
         }
     }
 }
