@@ -29,15 +29,17 @@ __device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 
     }
 }
 
-// WARPS warps take every WARPS-th partial, then meet. Rows without a task, and rows that one cluster has finished, are not its business.
-template <class Element, int HEAD_DIM, int CLUSTER, bool RAGGED, bool PER_HEAD, int WARPS>
+// WARPS warps of a row take every WARPS-th partial, then meet; a block has ROWS rows, query heads side by side. Rows without a task, and rows that one cluster has finished, are not its business.
+template <class Element, int HEAD_DIM, int CLUSTER, bool RAGGED, bool PER_HEAD, int WARPS, int ROWS>
 __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     constexpr int VECTORS = (HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
+    static_assert(WARPS == 1 || ROWS == 1, "rows that need no meeting share a block");
     __shared__ float4 outs[WARPS][VECTORS * 32];
     __shared__ float2 ends[WARPS];
     launch_next_kernel();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int group = p.q_heads / p.kv_heads, kv_head = blockIdx.y / group, sequence = blockIdx.z;
+    const int warp = ROWS == 1 ? threadIdx.x / 32 : 0, lane = threadIdx.x % 32, head = blockIdx.y * ROWS + (ROWS == 1 ? 0 : threadIdx.x / 32);
+    if (ROWS > 1 && head >= p.q_heads) return;
+    const int group = p.q_heads / p.kv_heads, kv_head = head / group, sequence = blockIdx.z;
     // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
     // and the addresses of the partials brought near.
     const int query_first = RAGGED ? p.query_start[sequence] : sequence * p.query_len;
@@ -46,8 +48,8 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     const int first = info.first_slot / CLUSTER, end = (info.first_slot + info.count - 1) / CLUSTER + 1;
     if (info.count == 0 || end - first == 1 || int(blockIdx.x) >= query_len) return;
     const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
-    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(blockIdx.x) * group + blockIdx.y % group, query = query_first + blockIdx.x;
-    for (int part = threadIdx.x; part < end - first; part += WARPS * 32) {
+    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(blockIdx.x) * group + head % group, query = query_first + blockIdx.x;
+    for (int part = warp * 32 + lane; part < end - first; part += WARPS * 32) {
         const i64 at = max(info.first_slot, (first + part) * CLUSTER) * slot_rows + row;
         prefetch_l2(p.statistics + at * 2);
         prefetch_l2(p.partial + at * HEAD_DIM);
@@ -70,19 +72,27 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
         }
         add_partials<AHEAD, VECTORS>(x, ml, o);
     }
+    float* lse = p.lse ? p.lse + query * p.q_heads + head : nullptr;
+    if constexpr (WARPS == 1) {
 #pragma unroll
-    for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
-    if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
-    __syncthreads();
-    for (int piece = threadIdx.x; piece < HEAD_DIM / 4; piece += WARPS * 32) {
-        Joined all[1];
-        float2 ml[WARPS];
-        float4 o[WARPS][1];
+        for (int j = 0; j < VECTORS; j++) {
+            const int channel = (j * 32 + lane) * 4;
+            if (channel < HEAD_DIM) store_output<Element>(p.out, query * p.out_row + head * p.out_head + channel, lse, p.sinks, head, x[j], channel == 0);
+        }
+    } else {
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
-        add_partials<WARPS, 1>(all, ml, o);
-        store_output<Element>(p.out, query * p.out_row + blockIdx.y * p.out_head + piece * 4, p.lse ? p.lse + query * p.q_heads + blockIdx.y : nullptr,
-                              p.sinks, blockIdx.y, all[0], piece == 0);
+        for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
+        if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
+        __syncthreads();
+        for (int piece = threadIdx.x; piece < HEAD_DIM / 4; piece += WARPS * 32) {
+            Joined all[1];
+            float2 ml[WARPS];
+            float4 o[WARPS][1];
+#pragma unroll
+            for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
+            add_partials<WARPS, 1>(all, ml, o);
+            store_output<Element>(p.out, query * p.out_row + head * p.out_head + piece * 4, lse, p.sinks, head, all[0], piece == 0);
+        }
     }
 }
 

@@ -21,6 +21,9 @@ struct TransposedState {
     float v_most;      // per-token scales: the largest |v_scale| so far, the unit of the output
 };
 
+// -inf can be multiplied by it.
+__device__ __forceinline__ float not_zero(float x) { return x == 0.0f ? 1e-30f : x; }
+
 // Where no token has been attended yet.
 constexpr float UNSET = -1e30f;
 
@@ -104,9 +107,15 @@ __device__ __forceinline__ void widen_values(u32 (&a)[T::CHUNK / 16][2][4], u32 
     }
 }
 
-// -inf for tokens that a row does not attend.
+// What the lane's two tokens multiply: their scores on the way to log2 units, and their probabilities.
+struct TokenFactors {
+    float2 score, probability;
+};
+
+// Scores that are -inf once multiplied, for tokens that a row does not attend.
 template <class T>
-__device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task, int token, int t) {
+__device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], float2 factor, const CudaTileArgs& p, const Task& task, int token, int t) {
+    const float least[2] = {factor.x < 0.0f ? -neg_inf() : neg_inf(), factor.y < 0.0f ? -neg_inf() : neg_inf()};
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll
@@ -115,7 +124,7 @@ __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], cons
             const int newest = task.context - task.query_len + min(row, task.rows - 1) / T::GROUP;
             bool attended = at <= min(newest, task.end - 1);
             if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
-            if (!attended) s[n][i] = neg_inf();
+            if (!attended) s[n][i] = least[i / 2];
         }
     }
 }
@@ -123,7 +132,7 @@ __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], cons
 // P^T of the lane's tokens into shared memory, with what it adds to the sums. True where a base is too low for it.
 template <class T>
 __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& state, float (&add)[T::ROWS / 8][2], const float (&s)[T::ROWS / 8][4],
-                                                    float2 unit, u32 probabilities, int warp, int lane) {
+                                                    const TokenFactors& factors, u32 probabilities, int warp, int lane) {
     const int row = 16 * warp + (lane & 15);
     float most = neg_inf();
 #pragma unroll
@@ -134,11 +143,12 @@ __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& st
             float y[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                y[i] = s[n + j][i] * state.scale - state.base[n + j][i % 2];
+                y[i] = s[n + j][i] * (i < 2 ? factors.score.x : factors.score.y) - state.base[n + j][i % 2];
                 most = fmaxf(most, y[i]);
                 y[i] = exp2_fast(y[i]);
             }
             add[n + j][0] = y[0] + y[2], add[n + j][1] = y[1] + y[3];
+            const float2 unit = factors.probability;
             words[2 * j] = F16::pack(y[0] * unit.x, y[1] * unit.x), words[2 * j + 1] = F16::pack(y[2] * unit.y, y[3] * unit.y);
         }
         store_matrices(probabilities + row * 128 + (((n + (lane >> 4)) ^ (row & 7)) << 4), words);
@@ -148,13 +158,13 @@ __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& st
 
 // Lifts the bases to the maximum of the group's chunk, and the output and the sums with them.
 template <class T>
-__device__ __forceinline__ void lift_bases(TransposedState<T>& state, const float (&s)[T::ROWS / 8][4], u32 scratch, int group, int warp, int lane) {
+__device__ __forceinline__ void lift_bases(TransposedState<T>& state, const float (&s)[T::ROWS / 8][4], float2 factor, u32 scratch, int group, int warp, int lane) {
     const int t = lane % 4;
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float most = fmaxf(s[n][e], s[n][2 + e]) * state.scale;
+            float most = fmaxf(s[n][e] * factor.x, s[n][2 + e] * factor.y);
 #pragma unroll
             for (int step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, step));
             if (lane < 4) store_shared4(scratch + (warp * T::ROWS + 8 * n + 2 * t + e) * 4, __float_as_uint(most));
@@ -179,10 +189,9 @@ __device__ __forceinline__ void lift_bases(TransposedState<T>& state, const floa
     }
 }
 
-// The K scales of the lane's two tokens join the scores; returns the factors of their probabilities. The unit of the output follows the largest
-// |v_scale|.
+// The factors by the tokens' scales. The unit of the output follows the largest |v_scale|.
 template <class T>
-__device__ __forceinline__ float2 join_token_scales(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], u32 scales, int warp, int lane) {
+__device__ __forceinline__ TokenFactors token_factors(TransposedState<T>& state, u32 scales, int warp, int lane) {
     const int token = 16 * warp + lane / 4;
     const float2 k = {__uint_as_float(load_shared4(scales + token * 4)), __uint_as_float(load_shared4(scales + token * 4 + 32))};
     const u32 v_scales = scales + T::SCALE_BYTES;
@@ -200,30 +209,30 @@ __device__ __forceinline__ float2 join_token_scales(TransposedState<T>& state, f
         }
         state.v_most = most;
     }
-#pragma unroll
-    for (int n = 0; n < T::ROWS / 8; n++) s[n][0] *= k.x, s[n][1] *= k.x, s[n][2] *= k.y, s[n][3] *= k.y;
-    const float unit = 1.0f / most;
-    return {v.x * unit, v.y * unit};
+    const float unit = rcp_fast(most);
+    return {k, {v.x * unit, v.y * unit}};
 }
 
-// What lies between the scores and the softmax: scales, the cap, the mask. Returns the factors of the probabilities of the lane's two tokens.
+// What lies between the scores and the softmax: scales, the cap, the mask. 
 template <class T>
-__device__ __forceinline__ float2 shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task, int token,
+__device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task, int token,
                                                u32 scales, int warp, int lane) {
-    float2 unit = {1.0f, 1.0f};
-    if constexpr (T::PER_TOKEN) unit = join_token_scales<T>(state, s, scales, warp, lane);
+    TokenFactors factors = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    if constexpr (T::PER_TOKEN) factors = token_factors<T>(state, scales, warp, lane);
     if constexpr (T::Opt::SOFTCAP) {
 #pragma unroll
         for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = tanh_fast(s[n][i] * state.cap);
+            for (int i = 0; i < 4; i++) s[n][i] = tanh_fast(s[n][i] * (i < 2 ? factors.score.x : factors.score.y) * state.cap);
         }
+        factors.score = {1.0f, 1.0f};
     }
+    factors.score = {not_zero(factors.score.x * state.scale), not_zero(factors.score.y * state.scale)};
     // Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
     bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
     if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-    if (masked) mask_transposed<T>(s, p, task, token + 16 * warp + lane / 4, lane % 4);
-    return unit;
+    if (masked) mask_transposed<T>(s, factors.score, p, task, token + 16 * warp + lane / 4, lane % 4);
+    return factors;
 }
 
 // Walks the chunks of a group. `base` is the group's shared memory: P^T, the scratch of the bases, the ring.
@@ -245,8 +254,8 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
             if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
             copies_commit();
         }
-        const float factors = p.scale_log2 * k_scale;
-        const float scale = fmaxf(fabsf(factors), 1e-30f) * share_query<T>(q, query, factors < 0.0f ? 0x80008000u : 0, group, row, lane);
+        const float factor = p.scale_log2 * k_scale;
+        const float scale = fabsf(factor) * share_query<T>(q, query, factor < 0.0f ? 0x80008000u : 0, group, row, lane);
         state.scale = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale;
         state.cap = scale * (LN2 / p.softcap);
         fence_async_proxy();
@@ -280,12 +289,12 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
         widen_values<T>(values, v, warp, lane);
         warpgroup_wait(s);
         const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-        const float2 unit = shape_scores<T>(state, s, p, task, token, v + T::KV_BYTES, warp, lane);
-        const bool low = store_probabilities<T>(state, add, s, unit, base, warp, lane);
+        const TokenFactors factors = shape_scores<T>(state, s, p, task, token, v + T::KV_BYTES, warp, lane);
+        const bool low = store_probabilities<T>(state, add, s, factors, base, warp, lane);
         fence_async_proxy();
         if (any_of_group(1 + group, T::GROUP_THREADS, low)) {
-            lift_bases<T>(state, s, scratch, group, warp, lane);
-            store_probabilities<T>(state, add, s, unit, base, warp, lane);
+            lift_bases<T>(state, s, factors.score, scratch, group, warp, lane);
+            store_probabilities<T>(state, add, s, factors, base, warp, lane);
             fence_async_proxy();
             sync_group<T>(group);
         }

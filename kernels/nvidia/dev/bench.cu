@@ -126,7 +126,8 @@ struct Call {
         r.reduce = p.reduce, r.partial = p.partial, r.statistics = (const float*)p.statistics, r.sinks = p.sinks, r.query_start = p.query_start;
         r.out = p.out, r.lse = p.lse, r.out_row = p.out_row, r.out_head = p.out_head, r.query_len = p.query_len;
         r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.per_head = v.per_head;
-        c = config(dim3(most_rows, r.q_heads, sequences), reduce_warps * 32, 0, attributes, overlapped, stream);
+        const int heads = reduce_warps == 1 ? 4 : 1;  // of a block
+        c = config(dim3(most_rows, (r.q_heads + heads - 1) / heads, sequences), reduce_warps * heads * 32, 0, attributes, overlapped, stream);
         void* reduce_args[] = {&r};
         OK(start(&c, reduce, reduce_args, nullptr));
     }
@@ -195,8 +196,7 @@ struct Case {
                               problem.max_partitions);
         while (plan.work.size() % C) plan.work.push_back({-1, 0, 0, 0});
         call.slots = int(plan.work.size());
-        // A batch of partials is 32 with four warps, 64 with eight.
-        call.reduce_warps = call.slots > 32 * C * R ? 8 : 4;
+        call.reduce_warps = call.slots > 32 * C * R ? 8 : call.slots > 8 * C * R ? 4 : 1;
         call.reduce = load("reduce", v.reduce_macros(call.reduce_warps), 0);
         pa::CudaTileArgs& p = call.p;
         auto keep = [](auto* at) { owned.push_back((void*)at); return at; };
@@ -235,7 +235,11 @@ struct Case {
         for (int64_t i = 0; v.scales == 3 && i < int64_t(pages) * H * S * per_token; i++) {
             k_blocks.push_back(124 + hash(i) % 3), v_blocks.push_back(124 + hash(i + (1ll << 32)) % 6);
         }
-        for (int64_t i = 0; i < scales; i++) k_scales.push_back(0.5f + 0.2f * noise(i)), v_scales.push_back(expf(noise(i + (1ll << 32))));
+        for (int64_t i = 0; i < scales; i++) {
+            const uint32_t signs = hash(i + (1ll << 40));
+            k_scales.push_back((signs % 16 ? 1.0f : -1.0f) * (0.5f + 0.2f * noise(i)));
+            v_scales.push_back((signs % 17 ? 1.0f : -1.0f) * expf(noise(i + (1ll << 32))));
+        }
         for (int i = 0; i < caches; i++) {
             p.out = allocate(q_count * v.query_bytes()), p.lse = (float*)allocate(int64_t(rows.size()) * heads * 4);
             OK(cudaMemset(p.out, 0xff, q_count * v.query_bytes()));
@@ -335,7 +339,7 @@ static bool skipped(const Variant& v, const Problem& problem) {
         wanted[file] = {root, file, macros};
     };
     want(v.root(), v.tile_macros());
-    for (int warps : {4, 8}) want("reduce", v.reduce_macros(warps));
+    for (int warps : {1, 4, 8}) want("reduce", v.reduce_macros(warps));
     return true;
 }
 
