@@ -58,9 +58,11 @@ mod append;
 pub mod cache;
 mod case;
 mod cpu;
-#[cfg(feature = "rocm")]
+#[cfg(feature = "nvrtc")]
+pub mod cuda;
+#[cfg(any(feature = "rocm", feature = "nvrtc"))]
 pub(crate) mod gpu;
-#[cfg(feature = "rocm")]
+#[cfg(feature = "jit")]
 pub mod jit;
 mod op;
 mod options;

@@ -190,7 +190,7 @@ fn without_a_compiler(simulator: &Simulator) {
     let case = case(KvDtype::Bf16, Scales::None);
     let before = simulator.alive();
     let folder = tempfile::tempdir().unwrap();
-    let jit = JitSettings { clang: Some("/nowhere/clang".into()), cache_dir: Some(folder.path().into()), progress: None };
+    let jit = JitSettings { clang: Some("/nowhere/clang".into()), cache_dir: Some(folder.path().into()), ..JitSettings::default() };
     let device = RocmDevice::with_settings(0, DeviceSettings { jit, ..DeviceSettings::default() }).unwrap();
     let error = staged(&device, &case).unwrap_err().to_string();
     assert!(error.contains("/nowhere/clang"), "{error}");

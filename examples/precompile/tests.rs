@@ -91,7 +91,7 @@ fn programs_need_no_compiler() {
     let options = "--q-heads 8 --kv-heads 2 --head-dim 64 --page-size 16 --kv bf16 --query-lens 1,4 --max-batch 4";
     let done = precompile(folder.path(), &format!("--arch {arch} {options}")).unwrap();
     assert!(done.complete(), "{}", table::draw(&done.jobs));
-    let jit = JitSettings { clang: Some("/nonexistent/clang".into()), cache_dir: Some(folder.path().into()), progress: None };
+    let jit = JitSettings { clang: Some("/nonexistent/clang".into()), cache_dir: Some(folder.path().into()), ..JitSettings::default() };
     let device = RocmDevice::with_settings(0, DeviceSettings { jit, ..DeviceSettings::default() }).unwrap();
     let base = CaseSpec {
         kv_dtype: KvDtype::Bf16,

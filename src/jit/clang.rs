@@ -54,11 +54,11 @@ impl Clang {
     }
 
     /// Compiles; nothing is left behind. The error has what the compiler said.
-    pub(super) fn compile(&self, spec: &Specialization) -> Result<Vec<u8>, String> {
+    pub(super) fn compile(&self, spec: &Specialization, root: &str) -> Result<Vec<u8>, String> {
         let folder = tempfile::Builder::new().prefix("candle-paged-attn-").tempdir();
         let folder = folder.map_err(|error| format!("jit: no temporary folder for the compiler: {error}"))?;
         write_sources(folder.path()).map_err(|error| format!("jit: writing kernel sources to {}: {error}", folder.path().display()))?;
-        let (input, code) = (Path::new("kernels").join(spec.source.path()), folder.path().join("kernel.co"));
+        let (input, code) = (Path::new("kernels").join(root), folder.path().join("kernel.co"));
         // Run beside the sources, so that messages name them as this repository does.
         let mut command = Command::new(&self.program);
         command.current_dir(&folder).args(spec.arguments()).arg(input).arg("-o").arg(&code).stdin(Stdio::null());

@@ -8,18 +8,21 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::cache::{Cache, Lookup};
-use super::clang::Clang;
 use super::event::{JitEvent, Progress};
 use super::recipe::{Hash, Recipe, hash_of};
 use super::search;
-use super::sources::AMD;
+use super::sources::files;
 use super::specialization::Specialization;
+use super::toolchain::Toolchain;
+use crate::registry::ArchName;
 
 /// Where the compiler and the cache are, and who hears of the work. `Default` takes the environment's (see [the module](super)).
 #[derive(Clone, Default)]
 pub struct JitSettings {
     /// The clang to use, alone.
     pub clang: Option<PathBuf>,
+    /// The NVRTC library to use, alone.
+    pub nvrtc: Option<PathBuf>,
     /// The cache's folder; it is made when first written.
     pub cache_dir: Option<PathBuf>,
     /// Is told of every step.
@@ -29,7 +32,7 @@ pub struct JitSettings {
 impl fmt::Debug for JitSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let progress = self.progress.as_ref().map(|_| "a callback");
-        f.debug_struct("JitSettings").field("clang", &self.clang).field("cache_dir", &self.cache_dir).field("progress", &progress).finish()
+        f.debug_struct("JitSettings").field("clang", &self.clang).field("nvrtc", &self.nvrtc).field("cache_dir", &self.cache_dir).field("progress", &progress).finish()
     }
 }
 
@@ -39,7 +42,8 @@ pub struct Compiler {
     settings: JitSettings,
     cache: Option<Cache>,
     /// Looked for when first needed; a search that failed is made again, as a compiler may have been installed.
-    clang: OnceLock<Clang>,
+    clang: OnceLock<Toolchain>,
+    nvrtc: OnceLock<Toolchain>,
 }
 
 /// A code object that one thread gets while others wait; an error as its text.
@@ -54,7 +58,7 @@ impl Compiler {
     /// Looks for nothing yet; neither a compiler nor the cache's folder need be there.
     pub fn new(settings: JitSettings) -> Self {
         let cache = search::cache_folder(settings.cache_dir.as_deref()).map(Cache::new);
-        Self { settings, cache, clang: OnceLock::new() }
+        Self { settings, cache, clang: OnceLock::new(), nvrtc: OnceLock::new() }
     }
 
     /// The cache's folder; `None` where there is neither a setting nor a home.
@@ -62,22 +66,23 @@ impl Compiler {
         self.cache.as_ref().map(Cache::folder)
     }
 
-    /// The code object of `spec`: an ELF file for the HIP runtime's `hipModuleLoadData`.
+    /// The code object of `spec`: an ELF file for the HIP runtime's `hipModuleLoadData`, or CUDA's `cuModuleLoadData`.
     ///
     /// From the cache where it has an entry made by the compiler that is found, or, where none is found, by any. Else compiled, and kept. Threads
     /// that ask for the same wait for the first. Errors: no entry and no compiler, naming what was looked at; a kernel that does not
     /// compile, with the compiler's messages. A cache that cannot be read or written is no error.
     pub fn code_object(&self, spec: &Specialization) -> candle::Result<Vec<u8>> {
-        spec.check()?;
+        let root = spec.check()?;
         let options = spec.arguments();
         let arch = spec.arch.to_string();
-        let recipe = Recipe::new(&arch, &spec.kernel, spec.source.path(), AMD, &options);
-        let key = (recipe.hash, self.cache.clone(), self.settings.clang.clone());
+        let recipe = Recipe::new(&arch, &spec.kernel, root, files(spec.arch), &options);
+        let given = if spec.arch.is_cuda() { &self.settings.nvrtc } else { &self.settings.clang };
+        let key = (recipe.hash, self.cache.clone(), given.clone());
         let flight = lock().entry(key.clone()).or_default().clone();
         let mut first = false;
         let result = flight.get_or_init(|| {
             first = true;
-            self.get(spec, &recipe)
+            self.get(spec, root, &recipe)
         });
         if first {
             lock().remove(&key);
@@ -88,28 +93,28 @@ impl Compiler {
     }
 
     /// What [`Compiler::code_object`] gives, on the one thread that gets it.
-    fn get(&self, spec: &Specialization, recipe: &Recipe<'_>) -> Result<Vec<u8>, String> {
-        let clang = self.clang();
-        if let Some(code) = self.cached(recipe, clang.as_ref().ok().copied()) {
+    fn get(&self, spec: &Specialization, root: &str, recipe: &Recipe<'_>) -> Result<Vec<u8>, String> {
+        let compiler = self.toolchain(spec.arch);
+        if let Some(code) = self.cached(recipe, compiler.as_ref().ok().copied()) {
             self.report(|| hit(spec));
             return Ok(code);
         }
-        let clang = clang?;
+        let compiler = compiler?;
         self.report(|| JitEvent::Compiling { kernel: spec.kernel.clone(), arch: spec.arch });
         let start = Instant::now();
-        let code = clang.compile(spec)?;
+        let code = compiler.compile(spec, root)?;
         self.report(|| JitEvent::Compiled { kernel: spec.kernel.clone(), arch: spec.arch, seconds: start.elapsed().as_secs_f64() });
-        if let Some(Err((path, error))) = self.cache.as_ref().map(|cache| cache.keep(recipe, &hash_of(&clang.version), &code)) {
+        if let Some(Err((path, error))) = self.cache.as_ref().map(|cache| cache.keep(recipe, &hash_of(compiler.version()), &code)) {
             self.report(|| JitEvent::CacheWriteFailed { path, error: error.to_string() });
         }
         Ok(code)
     }
 
-    /// The cache's entry: of `clang`, or, without one, of any compiler.
-    fn cached(&self, recipe: &Recipe<'_>, clang: Option<&Clang>) -> Option<Vec<u8>> {
+    /// The cache's entry: of `compiler`, or, without one, of any.
+    fn cached(&self, recipe: &Recipe<'_>, compiler: Option<&Toolchain>) -> Option<Vec<u8>> {
         let cache = self.cache.as_ref()?;
-        let (code, corrupt) = match clang {
-            Some(clang) => match cache.find(recipe, &hash_of(&clang.version)) {
+        let (code, corrupt) = match compiler {
+            Some(compiler) => match cache.find(recipe, &hash_of(compiler.version())) {
                 Lookup::Hit(code) => (Some(code), vec![]),
                 other => (None, vec![other]),
             },
@@ -123,12 +128,16 @@ impl Compiler {
         code
     }
 
-    fn clang(&self) -> Result<&Clang, String> {
-        if let Some(clang) = self.clang.get() {
-            return Ok(clang);
+    fn toolchain(&self, arch: ArchName) -> Result<&Toolchain, String> {
+        let (known, given) = match arch.is_cuda() {
+            true => (&self.nvrtc, &self.settings.nvrtc),
+            false => (&self.clang, &self.settings.clang),
+        };
+        if let Some(toolchain) = known.get() {
+            return Ok(toolchain);
         }
-        let clang = Clang::find(self.settings.clang.as_deref())?;
-        Ok(self.clang.get_or_init(|| clang))
+        let found = Toolchain::find(arch, given.as_deref())?;
+        Ok(known.get_or_init(|| found))
     }
 
     fn report(&self, event: impl FnOnce() -> JitEvent) {

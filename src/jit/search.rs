@@ -27,6 +27,21 @@ pub(super) fn clangs(given: Option<&Path>) -> Vec<PathBuf> {
     programs
 }
 
+/// The names NVRTC's library may have, best first.
+const NVRTC: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+/// The one NVRTC asked for, or else the libraries to try, in order.
+pub(super) fn nvrtcs(given: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(library) = given.map(PathBuf::from).or_else(|| variable("CANDLE_PAGED_ATTN_NVRTC").map(PathBuf::from)) {
+        return vec![library];
+    }
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda")]);
+    // A name alone is found as the loader finds it: what the program is linked to, LD_LIBRARY_PATH, ldconfig.
+    let mut libraries = NVRTC.map(PathBuf::from).to_vec();
+    libraries.extend(homes.flat_map(|home| NVRTC.map(|name| home.join("lib64").join(name))));
+    libraries
+}
+
 /// The folder of the cache; `None` where there is neither a setting nor a home.
 pub(super) fn cache_folder(given: Option<&Path>) -> Option<PathBuf> {
     let set = given.map(PathBuf::from).or_else(|| variable("CANDLE_PAGED_ATTN_CACHE").map(PathBuf::from));

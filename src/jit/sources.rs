@@ -1,5 +1,7 @@
 //! The kernels' sources, as part of the program.
 
+use crate::registry::ArchName;
+
 /// Embeds files of `kernels/` as (path below `kernels/`, text).
 macro_rules! embed {
     ($($path:literal,)*) => { &[$(($path, include_str!(concat!("../../kernels/", $path))),)*] };
@@ -36,13 +38,54 @@ pub(super) const AMD: &[(&str, &str)] = embed! {
     "common/write.h",
 };
 
+/// Every file that an NVIDIA kernel may include.
+pub(super) const NVIDIA: &[(&str, &str)] = embed! {
+    "common/args.h",
+    "common/device.h",
+    "common/device_amd.h",
+    "common/device_nvidia.h",
+    "common/number.h",
+    "common/planner.h",
+    "common/quant.h",
+    "common/records.h",
+    "common/reduce.h",
+    "common/write.h",
+    "nvidia/args.h",
+    "nvidia/epilogue.cuh",
+    "nvidia/gemm.cuh",
+    "nvidia/merge.cuh",
+    "nvidia/pages.cuh",
+    "nvidia/pipeline.cuh",
+    "nvidia/plain.cu",
+    "nvidia/plain.cuh",
+    "nvidia/plan.cu",
+    "nvidia/ptx.cuh",
+    "nvidia/reduce.cu",
+    "nvidia/reduce.cuh",
+    "nvidia/softmax.cuh",
+    "nvidia/task.cuh",
+    "nvidia/tile.cu",
+    "nvidia/tile.cuh",
+    "nvidia/traits.cuh",
+    "nvidia/transposed.cuh",
+    "nvidia/wgmma.cuh",
+    "nvidia/write.cu",
+};
+
+/// The files that kernels for `arch` are made of.
+pub(super) fn files(arch: ArchName) -> &'static [(&'static str, &'static str)] {
+    if arch.is_cuda() { NVIDIA } else { AMD }
+}
+
 /// Files that are compiled; the others are included by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// Attention over 16-bit and FP8 caches.
+    /// Attention over 16-bit and FP8 caches, on matrix units.
     Tile,
-    /// Attention over MXFP4 caches.
+    /// AMD: attention over MXFP4 caches.
     TileMxfp4,
+    /// NVIDIA: attention without tensor cores, over any cache.
+    Plain,
     /// Merges the partial results of a plan's tasks.
     Reduce,
     /// Makes a plan on the device.
@@ -53,16 +96,24 @@ pub enum Source {
 
 impl Source {
     /// Every root.
-    pub const ALL: [Self; 5] = [Self::Tile, Self::TileMxfp4, Self::Reduce, Self::Plan, Self::Write];
+    pub const ALL: [Self; 6] = [Self::Tile, Self::TileMxfp4, Self::Plain, Self::Reduce, Self::Plan, Self::Write];
 
-    /// Path below `kernels/`.
-    pub fn path(self) -> &'static str {
-        match self {
-            Self::Tile => "amd/tile.hip",
-            Self::TileMxfp4 => "amd/tile_mxfp4.hip",
-            Self::Reduce => "amd/reduce.hip",
-            Self::Plan => "amd/plan.hip",
-            Self::Write => "amd/write.hip",
+    /// Path below `kernels/`; `None` where `arch` has no such kernel.
+    pub fn path(self, arch: ArchName) -> Option<&'static str> {
+        let [amd, nvidia] = match self {
+            Self::Tile => [Some("amd/tile.hip"), Some("nvidia/tile.cu")],
+            Self::TileMxfp4 => [Some("amd/tile_mxfp4.hip"), None],
+            Self::Plain => [None, Some("nvidia/plain.cu")],
+            Self::Reduce => [Some("amd/reduce.hip"), Some("nvidia/reduce.cu")],
+            Self::Plan => [Some("amd/plan.hip"), Some("nvidia/plan.cu")],
+            Self::Write => [Some("amd/write.hip"), Some("nvidia/write.cu")],
+        };
+        if arch.is_amd() {
+            amd
+        } else if arch.is_cuda() {
+            nvidia
+        } else {
+            None
         }
     }
 }
@@ -76,16 +127,19 @@ mod tests {
     fn files_of(folder: &str) -> Vec<String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(folder);
         let Ok(entries) = std::fs::read_dir(&path) else { return vec![] };
-        entries.map(|entry| format!("{folder}/{}", entry.unwrap().file_name().to_str().unwrap())).collect()
+        let files = entries.map(|entry| entry.unwrap()).filter(|entry| entry.file_type().unwrap().is_file());
+        files.map(|entry| format!("{folder}/{}", entry.file_name().to_str().unwrap())).collect()
     }
 
     /// A header that is not in the table would be missing only where a kernel is compiled.
     #[test]
     fn every_kernel_file_is_embedded() {
-        let mut on_disk: Vec<_> = ["amd", "common"].into_iter().flat_map(files_of).collect();
-        let mut embedded: Vec<_> = AMD.iter().map(|(path, _)| path.to_string()).collect();
-        on_disk.sort();
-        embedded.sort();
-        assert_eq!(embedded, on_disk, "src/jit/sources.rs: the table AMD against kernels/amd and kernels/common");
+        for (folder, table) in [("amd", AMD), ("nvidia", NVIDIA)] {
+            let mut on_disk: Vec<_> = [folder, "common"].into_iter().flat_map(files_of).collect();
+            let mut embedded: Vec<_> = table.iter().map(|(path, _)| path.to_string()).collect();
+            on_disk.sort();
+            embedded.sort();
+            assert_eq!(embedded, on_disk, "src/jit/sources.rs: the table of kernels/{folder} and kernels/common");
+        }
     }
 }

@@ -11,7 +11,7 @@ const MAX_NAME: usize = 128;
 /// A kernel to compile: two equal specializations are the same code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Specialization {
-    /// What it runs on: gfx942, gfx950 or gfx1250.
+    /// What it runs on: an AMD or NVIDIA GPU.
     pub arch: ArchName,
     /// The file that is compiled.
     pub source: Source,
@@ -24,44 +24,56 @@ pub struct Specialization {
 }
 
 impl Specialization {
-    /// Refuses what is not a kernel for an AMD GPU with a proper name.
-    pub(super) fn check(&self) -> Result<()> {
-        if !self.arch.is_amd() {
-            bail!("jit: {} is not an AMD GPU", self.arch)
-        }
+    /// Refuses what is not a kernel for a GPU with a proper name. Gives the root's path.
+    pub(super) fn check(&self) -> Result<&'static str> {
+        let Some(root) = self.source.path(self.arch) else {
+            bail!("jit: no {:?} kernel for {}", self.source, self.arch)
+        };
         for name in self.defines.iter().map(|(name, _)| name).chain([&self.kernel]) {
             if !is_identifier(name) {
                 bail!("jit: {name:?} is not an identifier of at most {MAX_NAME} letters, digits and underscores")
             }
         }
-        Ok(())
+        Ok(root)
     }
 
     /// What the compiler is called with, input and output apart: with the sources all that its result depends on.
     pub(super) fn arguments(&self) -> Vec<String> {
-        let fixed = [
-            // Options of the user's own configuration would be missing from the cache's key.
-            "--no-default-config",
-            "-x",
-            "hip",
-            "--cuda-device-only",
-            "--no-gpu-bundle-output",
-            "-nogpulib",
-            "-nogpuinc",
-            // A number from the source's path would be in the code object.
-            "-fuse-cuid=none",
-            // What ROCm 5.7 and everything newer loads.
-            "-mcode-object-version=5",
-            "-std=c++20",
-            "-O3",
-        ];
-        let mut arguments: Vec<String> = fixed.map(String::from).into();
-        arguments.push(format!("--offload-arch={}", self.arch));
+        let mut arguments = if self.arch.is_cuda() { nvrtc_arguments(self.arch) } else { clang_arguments(self.arch) };
         arguments.extend(self.options.iter().cloned());
         arguments.push(format!("-DPA_KERNEL={}", self.kernel));
         arguments.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         arguments
     }
+}
+
+fn clang_arguments(arch: ArchName) -> Vec<String> {
+    let fixed = [
+        // Options of the user's own configuration would be missing from the cache's key.
+        "--no-default-config",
+        "-x",
+        "hip",
+        "--cuda-device-only",
+        "--no-gpu-bundle-output",
+        "-nogpulib",
+        "-nogpuinc",
+        // A number from the source's path would be in the code object.
+        "-fuse-cuid=none",
+        // What ROCm 5.7 and everything newer loads.
+        "-mcode-object-version=5",
+        "-std=c++20",
+        "-O3",
+    ];
+    fixed.map(String::from).into_iter().chain([format!("--offload-arch={arch}")]).collect()
+}
+
+fn nvrtc_arguments(arch: ArchName) -> Vec<String> {
+    // The warpgroup products of Hopper are no part of what later archs run.
+    let target = match arch {
+        ArchName::Sm90 => "sm_90a".to_string(),
+        other => other.to_string().replace("sm", "sm_"),
+    };
+    vec![format!("--gpu-architecture={target}"), "--std=c++17".into()]
 }
 
 fn is_identifier(name: &str) -> bool {

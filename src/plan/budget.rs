@@ -10,13 +10,15 @@ pub const MAX_SLOTS: usize = 1 << 24;
 
 /// Slots over all KV heads where the caller names no `workgroup_budget`.
 ///
-/// Two a compute unit. On gfx950, a batch with more than one new token a row (MTP verify) pays for its query rows once a task, so it gets
+/// Two a compute unit; on NVIDIA one, whose shared memory a block fills, but where (row, KV head) pairs alone are more than half the SMs. On gfx950, a batch with more than one new token a row (MTP verify) pays for its query rows once a task, so it gets
 /// four a (row, KV head), but at least one and at most two a compute unit.
 pub fn default_budget(rows: usize, max_query_len: usize, kv_heads: usize, arch: &Arch) -> usize {
     let two_each = arch.compute_units.saturating_mul(2);
     if arch.name == ArchName::Gfx950 && max_query_len > 1 {
         let four_a_row = rows.saturating_mul(kv_heads).saturating_mul(4);
         four_a_row.max(arch.compute_units).min(two_each)
+    } else if arch.name.is_cuda() && rows.saturating_mul(kv_heads) <= arch.compute_units / 2 {
+        arch.compute_units
     } else {
         two_each
     }

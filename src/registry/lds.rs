@@ -90,11 +90,3 @@ pub(super) fn two_groups(copy: Lds, head_dim: usize) -> usize {
     let merge = M_TILE_ROWS * (head_dim + 2) * 4;
     copy.total().saturating_mul(2).max(merge)
 }
-
-/// The CUDA tile: Q as stored by `element` bytes a value, two stages of K and V of `tokens` tokens, P, and the waves' row statistics.
-pub(super) fn cuda_tile(p: &Problem, m_tiles: usize, tokens: usize) -> usize {
-    let element = if p.kv_dtype == KvDtype::F32 { 4 } else { 2 };
-    let row = p.head_dim * element + ROW_PAD;
-    let rows = m_tiles * M_TILE_ROWS;
-    rows * row + 2 * 2 * tokens * row + rows * (tokens * element + ROW_PAD) + rows * 2 * WAVES * 4
-}

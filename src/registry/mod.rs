@@ -10,6 +10,9 @@ mod problem;
 mod select;
 
 pub use arch::{Arch, ArchName, CpuIsa};
+pub use cuda::CudaShape;
+#[cfg(feature = "nvrtc")]
+pub(crate) use cuda::block_rows;
 pub use flags::{Flags, Missing};
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
 #[cfg(feature = "rocm")]

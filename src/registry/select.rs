@@ -3,6 +3,7 @@
 use candle::{DType, Result};
 
 use super::arch::{Arch, ArchName, CpuIsa};
+use super::cuda::CudaShape;
 use super::flags::{Flags, Missing};
 use super::problem::{Problem, ScaleMode};
 use super::{amd, cpu, cuda};
@@ -45,6 +46,8 @@ pub struct KernelKey {
     pub positive_scale: bool,
     /// Parts of the schedule that are switched on.
     pub flags: Flags,
+    /// How a block of NVIDIA's tensor-core tile is cut; `None` for the tile without tensor cores, and off NVIDIA.
+    pub cuda: Option<CudaShape>,
 }
 
 /// The part of a key that is chosen rather than given.
@@ -76,6 +79,7 @@ impl KernelKey {
             softcap: p.softcap,
             positive_scale: p.positive_scale,
             flags: tile.flags,
+            cuda: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use candle::{DType, Result, bail};
 
 use super::device::RocmDevice;
 use super::launch::Launch;
-use super::plan::{PlanShape, RocmPlan, clamp};
+use super::plan::RocmPlan;
 use super::scalar::Scalar;
 use super::scale::ScaleArgs;
 use super::specialize;
@@ -12,6 +12,7 @@ use super::strides::{Rows, paged, table_row};
 use super::tensor::RocmTensor;
 use crate::gpu::args::{PlanArgs, ReduceArgs, TileArgs};
 use crate::gpu::launch::{self, LaunchShape};
+use crate::gpu::plan_shape::{PlanShape, clamp};
 use crate::op::call::{Call, Described, options_meta};
 use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem};
 use crate::op::shapes::{Shapes, check_last_contiguous};
@@ -385,7 +386,7 @@ fn plan_shape(shapes: &Shapes, options: &RocmOptions, query_len: usize) -> PlanS
 /// Whether a plan could give any sequence more than one task. Batches past a planner block's rows have more rows than slots are worth.
 fn needs_plan(shapes: &Shapes, shape: PlanShape, device: &RocmDevice) -> Result<bool> {
     let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
-    Ok(!one_tile && shape.capacity(device)? > shape.rows() && PlannerBlock::new(shape.rows(), device.arch()).is_ok())
+    Ok(!one_tile && shape.capacity(device.arch())? > shape.rows() && PlannerBlock::new(shape.rows(), device.arch()).is_ok())
 }
 
 /// Refuses a plan that was made for another batch: it would leave tokens out.

@@ -9,7 +9,6 @@ use super::device::RocmDevice;
 use super::host::{contiguous_bytes, cpu};
 use super::launch::Launch;
 use super::pinned::Upload;
-use super::plan::clamp;
 use super::scalar::Scalar;
 use super::scale::ScaleArgs;
 use super::specialize::{self, WriteKey};
@@ -20,6 +19,7 @@ use crate::cache::{
 };
 use crate::gpu::args::WriteArgs;
 use crate::gpu::launch;
+use crate::gpu::plan_shape::clamp;
 use crate::op::Operand;
 use crate::op::locks::Locks;
 use crate::options::KvScale;

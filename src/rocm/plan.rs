@@ -9,62 +9,8 @@ use super::specialize;
 use super::tensor::{RocmTensor, as_bytes};
 use crate::gpu::args::PlanArgs;
 use crate::gpu::launch;
-use crate::op::decide::row_blocks;
-use crate::plan::{DecodePlan, HostPlan, PADDING, PlanRequest, PlannerBlock, capacity};
-
-/// What of a batch stays the same from step to step: a plan's tensors are made for it, whatever the lengths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PlanShape {
-    /// Sequences.
-    pub batch: usize,
-    /// Query heads.
-    pub q_heads: usize,
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Every KV head has a block table (and a length) of its own.
-    pub per_head_tables: bool,
-    /// New tokens of every sequence; of the longest where `ragged`.
-    pub query_len: usize,
-    /// Sequences have query lengths of their own: a `query_start`.
-    pub ragged: bool,
-    /// Sliding window in tokens.
-    pub window: Option<usize>,
-    /// Most tasks of a sequence; `None`: as many as there are slots.
-    pub max_partitions: Option<usize>,
-    /// Task slots over all KV heads; `None`: the arch's default.
-    pub workgroup_budget: Option<usize>,
-}
-
-impl PlanShape {
-    /// Plan rows: sequences, or (sequence, KV head) pairs with per-head tables.
-    pub fn rows(&self) -> usize {
-        self.batch.saturating_mul(self.heads_per_row())
-    }
-
-    fn heads_per_row(&self) -> usize {
-        if self.per_head_tables { self.kv_heads } else { 1 }
-    }
-
-    /// Slots of its plan.
-    pub(super) fn capacity(&self, device: &RocmDevice) -> Result<usize> {
-        if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) || self.q_heads == 0 {
-            bail!("q_heads: {} query heads are not a multiple of {} KV heads", self.q_heads, self.kv_heads)
-        }
-        let blocks = row_blocks(self.query_len, self.q_heads / self.kv_heads);
-        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
-        // The lengths play no part.
-        let (context_lens, query_lens) = (vec![0; self.rows()], [self.query_len]);
-        let request = PlanRequest {
-            context_lens: &context_lens,
-            query_lens: &query_lens,
-            kv_heads: heads.saturating_mul(blocks),
-            window: self.window,
-            max_partitions: self.max_partitions,
-            workgroup_budget: self.workgroup_budget,
-        };
-        capacity(&request, device.arch())
-    }
-}
+use crate::gpu::plan_shape::{PlanShape, clamp};
+use crate::plan::{DecodePlan, HostPlan, PADDING, PlannerBlock};
 
 /// A plan in device memory. Cloning shares it.
 ///
@@ -85,7 +31,7 @@ impl RocmPlan {
     /// Sizes of 0, more rows than a planner block has LDS for (plan such a batch on the host), no memory.
     pub fn new(shape: PlanShape, device: &RocmDevice) -> Result<Self> {
         PlannerBlock::new(shape.rows(), device.arch())?;
-        let plan = HostPlan { work: vec![PADDING; shape.capacity(device)?], reduce: vec![[0, 0]; shape.rows()] };
+        let plan = HostPlan { work: vec![PADDING; shape.capacity(device.arch())?], reduce: vec![[0, 0]; shape.rows()] };
         Ok(Self { shape: Some(shape), ..Self::from_host(&plan, device)? })
     }
 
@@ -107,7 +53,7 @@ impl RocmPlan {
 
     /// Room for a plan of `shape`, for a planner that is to run before anything reads it.
     pub(super) fn uninitialised(shape: PlanShape, device: &RocmDevice) -> Result<Self> {
-        let work = RocmTensor::empty((shape.capacity(device)?, 4), DType::I32, device)?;
+        let work = RocmTensor::empty((shape.capacity(device.arch())?, 4), DType::I32, device)?;
         let reduce = RocmTensor::empty((shape.rows(), 2), DType::I32, device)?;
         Ok(Self { work, reduce, shape: Some(shape) })
     }
@@ -185,11 +131,6 @@ impl RocmPlan {
         let plan = DecodePlan::from_tensors(self.work.to_tensor()?, self.reduce.to_tensor()?)?;
         Ok((*plan.host()?).clone())
     }
-}
-
-/// A count as the kernels' 32-bit integers: every larger one means the same.
-pub(super) fn clamp(count: usize) -> i32 {
-    i32::try_from(count).unwrap_or(i32::MAX)
 }
 
 /// Refuses what is not a contiguous I32 or U32 tensor of `elements` on `device`.

@@ -4,6 +4,7 @@ use candle::{DType, Result, bail};
 
 use crate::cache::{CacheLayout, KvDtype};
 use crate::gpu::launch;
+use crate::gpu::macros::{defines, layout_code, mark, query_code, query_name, scales_code};
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split};
 use crate::registry::{self, Arch, ArchName, Flags, KernelKey, Problem, ScaleMode, Selection};
@@ -149,33 +150,6 @@ fn specialization(arch: ArchName, source: Source, kernel: String, defines: Vec<(
     Specialization { arch, source, kernel, defines, options: vec![] }
 }
 
-fn defines(numbers: &[(&str, usize)], switches: &[(&str, bool)]) -> Vec<(String, String)> {
-    let switches = switches.iter().map(|&(name, on)| (name, usize::from(on)));
-    numbers.iter().copied().chain(switches).map(|(name, value)| (name.to_string(), value.to_string())).collect()
-}
-
-fn mark(on: bool, mark: &str) -> &str {
-    if on { mark } else { "" }
-}
-
-/// Number and name of q's (or the output's, or new k's and v's) dtype.
-fn query(dtype: DType) -> Result<(usize, &'static str)> {
-    match dtype {
-        DType::BF16 => Ok((0, "bf16")),
-        DType::F16 => Ok((1, "f16")),
-        DType::F32 => Ok((2, "f32")),
-        other => bail!("q: dtype {other:?} is not F32, F16 or BF16"),
-    }
-}
-
-fn query_code(dtype: DType) -> Result<usize> {
-    query(dtype).map(|(code, _)| code)
-}
-
-fn query_name(dtype: DType) -> Result<&'static str> {
-    query(dtype).map(|(_, name)| name)
-}
-
 fn kv_code(kv: KvDtype, arch: ArchName) -> Result<usize> {
     match kv {
         KvDtype::Bf16 => Ok(0),
@@ -183,23 +157,5 @@ fn kv_code(kv: KvDtype, arch: ArchName) -> Result<usize> {
         KvDtype::Fp8 => Ok(2),
         KvDtype::Mxfp4 => Ok(3),
         KvDtype::F32 => bail!("key_cache: {arch} has no kernel for an F32 cache (BF16, F16, FP8, and MXFP4 on gfx950)"),
-    }
-}
-
-fn scales_code(scales: ScaleMode) -> usize {
-    match scales {
-        ScaleMode::None => 0,
-        ScaleMode::Scalar => 1,
-        ScaleMode::PerToken => 2,
-        ScaleMode::Block => 3,
-    }
-}
-
-fn layout_code(layout: CacheLayout) -> usize {
-    match layout {
-        CacheLayout::Shuffled => 0,
-        CacheLayout::Vllm => 1,
-        CacheLayout::Nhd => 2,
-        CacheLayout::Hnd => 3,
     }
 }

@@ -74,6 +74,7 @@ echo "$*" | sed 's/ -o .*//' > "$output"
             clang: Some(clang.into()),
             cache_dir: Some(cache.into()),
             progress: Some(Arc::new(move |event| events.lock().unwrap().push(event.clone()))),
+            ..JitSettings::default()
         })
     }
 

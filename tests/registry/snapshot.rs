@@ -88,6 +88,7 @@ fn describe(problem: &Problem, chosen: &Selection, arch: &Arch) -> String {
         softcap: problem.softcap,
         positive_scale: problem.positive_scale,
         flags: key.flags,
+        cuda: None,
     };
     assert_eq!(key, &copied);
     assert_eq!(cpu_isa, &None);

@@ -110,7 +110,7 @@ fn the_arch_and_the_number_of_its_compute_units_are_the_devices() {
 fn without_a_compiler() {
     let _beside = beside_others();
     let folder = tempfile::tempdir().unwrap();
-    let jit = JitSettings { clang: Some("/nowhere/clang".into()), cache_dir: Some(folder.path().into()), progress: None };
+    let jit = JitSettings { clang: Some("/nowhere/clang".into()), cache_dir: Some(folder.path().into()), ..JitSettings::default() };
     let device = RocmDevice::with_settings(0, DeviceSettings { jit, ..DeviceSettings::default() }).unwrap();
     let arch = device.arch().name;
     let specialization = Specialization { arch, source: Source::Reduce, kernel: "reduce".into(), defines: vec![], options: vec![] };

@@ -73,7 +73,7 @@ fn a_specialization_is_compiled_once_and_loaded_once_a_device() {
         let progress: Progress = Arc::new(move |event: &JitEvent| {
             *count.lock().unwrap() += usize::from(matches!(event, JitEvent::Compiled { .. }));
         });
-        let jit = JitSettings { clang: None, cache_dir: Some(folder.path().into()), progress: Some(progress) };
+        let jit = JitSettings { cache_dir: Some(folder.path().into()), progress: Some(progress), ..JitSettings::default() };
         RocmDevice::with_settings(0, DeviceSettings { jit, ..DeviceSettings::default() }).unwrap()
     };
     let loads = || simulator().map(|simulator| simulator.count("module_loads"));

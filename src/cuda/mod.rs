@@ -1,0 +1,3 @@
+//! NVIDIA GPUs through candle's CUDA device.
+
+pub mod specialize;

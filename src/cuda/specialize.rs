@@ -1,0 +1,157 @@
+//! What each kernel is specialized on: from the registry's selection, or a shape, to the compiler's macros. Pure.
+
+use candle::{DType, Result, bail};
+
+use crate::cache::{CacheLayout, KvDtype};
+use crate::gpu::macros::{defines, layout_code, mark, query_code, query_name, scales_code};
+use crate::jit::{Source, Specialization};
+use crate::plan::{PlannerBlock, Split, TILE_TOKENS};
+use crate::registry::{Arch, ArchName, M_TILE_ROWS, ScaleMode, Selection, block_rows};
+
+/// The attention kernel of a selection for an NVIDIA GPU.
+///
+/// Errors: a selection for another arch.
+pub fn tile(selection: &Selection) -> Result<Specialization> {
+    let key = &selection.key;
+    if !key.arch.is_cuda() {
+        bail!("arch: {} has no NVIDIA kernels", key.arch)
+    }
+    let mut number = vec![
+        ("PA_HEAD_DIM", key.head_dim),
+        ("PA_PAGE", key.page_size),
+        ("PA_GROUP", key.group),
+        ("PA_QUERY", query_code(key.query_dtype)?),
+        ("PA_KV", kv_code(key.kv_dtype)),
+        ("PA_SCALES", scales_code(key.scales)),
+        ("PA_LAYOUT", layout_code(key.layout)),
+        ("PA_TILE", TILE_TOKENS),
+        ("PA_SHARED_BYTES", selection.lds_bytes),
+    ];
+    match &key.cuda {
+        None => number.push(("PA_ROWS", block_rows(key))),
+        Some(shape) => number.extend([
+            ("PA_M_TILES", block_rows(key) / (shape.row_warps * M_TILE_ROWS)),
+            ("PA_ROW_WARPS", shape.row_warps),
+            ("PA_GROUPS", shape.groups),
+            ("PA_STAGES", shape.stages),
+            ("PA_CHUNK", shape.chunk),
+            ("PA_CLUSTER", CLUSTER),
+            ("PA_WARPGROUP", usize::from(shape.warpgroup)),
+        ]),
+    }
+    let switches =
+        [("PA_PER_HEAD", key.per_head_tables), ("PA_RAGGED", key.ragged), ("PA_WINDOW", key.windowed), ("PA_SOFTCAP", key.softcap)];
+    Ok(Specialization {
+        arch: key.arch,
+        source: if key.cuda.is_some() { Source::Tile } else { Source::Plain },
+        kernel: selection.kernel.clone(),
+        defines: defines(&number, &switches),
+        options: vec![],
+    })
+}
+
+/// Blocks that merge their tasks through each other's shared memory: none do yet.
+const CLUSTER: usize = 1;
+
+/// Warps that share a row of a reducer: for up to 8 partial results, up to 32, and more.
+pub const REDUCER_WARPS: [usize; 3] = [1, 4, 8];
+
+/// Warps for a plan whose rows may have `partials` partial results each.
+pub(crate) fn reducer_warps(partials: usize) -> usize {
+    match partials {
+        0..=8 => 1,
+        9..=32 => 4,
+        _ => 8,
+    }
+}
+
+/// Query heads of a reducer's block, and its threads.
+pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
+    if warps == 1 { (4, 128) } else { (1, warps * 32) }
+}
+
+/// The reducer of partial results of `head_dim` channels into an output of `output` dtype, by `warps` a row ([`REDUCER_WARPS`]).
+pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Specialization> {
+    let marks = [mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
+    let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps)];
+    Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
+}
+
+/// The device planner for `rows` plan rows.
+///
+/// Errors: more rows than a block has shared memory for; such a batch is planned on the host.
+pub fn plan(arch: &Arch, rows: usize, ragged: bool) -> Result<Specialization> {
+    let PlannerBlock { bucket, lds_bytes, .. } = PlannerBlock::new(rows, arch)?;
+    if lds_bytes > STATIC_SHARED {
+        bail!("plan: {rows} rows are more than a planner's block holds on {}; plan on the host", arch.name)
+    }
+    // Past 256 rows a thread has several, which the min-max split of the device does not do.
+    let min_max = Split::of(rows, arch) == Split::MinMax;
+    if min_max && bucket > crate::plan::PLANNER_THREADS {
+        bail!("plan: {rows} rows, the device plans up to {}; plan on the host", crate::plan::PLANNER_THREADS)
+    }
+    let split = if min_max { "minmax" } else { "proportional" };
+    let kernel = format!("pa_plan_r{bucket}_{split}{}", mark(ragged, "_ragged"));
+    let defines = defines(&[("PA_BUCKET", bucket)], &[("PA_MIN_MAX", min_max), ("PA_RAGGED", ragged)]);
+    Ok(specialization(arch.name, Source::Plan, kernel, defines))
+}
+
+/// Shared memory that a kernel may declare.
+const STATIC_SHARED: usize = 48 << 10;
+
+/// What a kernel that writes new tokens into their pages is specialized on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WriteKey {
+    /// What it runs on.
+    pub arch: ArchName,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Dtype of the new k and v.
+    pub dtype: DType,
+    /// What the cache stores.
+    pub kv_dtype: KvDtype,
+    /// How its elements are scaled.
+    pub scales: ScaleMode,
+    /// Where it stores them.
+    pub layout: CacheLayout,
+}
+
+/// The kernel that writes new tokens into their pages.
+pub fn write(key: &WriteKey) -> Result<Specialization> {
+    let WriteKey { arch, head_dim, page_size, dtype, kv_dtype, scales, layout } = *key;
+    // As for the tile, an FP8 cache without scales has scalar ones of 1.
+    let scales = if kv_dtype == KvDtype::Fp8 { scales.max(ScaleMode::Scalar) } else { scales };
+    let scaled = match scales {
+        ScaleMode::Scalar => "_scalar",
+        ScaleMode::PerToken => "_token",
+        ScaleMode::None | ScaleMode::Block => "",
+    };
+    let (kv, query) = (kv_dtype.name(), query_name(dtype)?);
+    let kernel = format!("pa_write_{kv}_d{head_dim}_p{page_size}_{query}{scaled}_{}", layout.name());
+    let number = [
+        ("PA_HEAD_DIM", head_dim),
+        ("PA_PAGE", page_size),
+        ("PA_QUERY", query_code(dtype)?),
+        ("PA_KV", kv_code(kv_dtype)),
+        ("PA_SCALES", scales_code(scales)),
+        ("PA_LAYOUT", layout_code(layout)),
+    ];
+    Ok(specialization(arch, Source::Write, kernel, defines(&number, &[])))
+}
+
+fn specialization(arch: ArchName, source: Source, kernel: String, defines: Vec<(String, String)>) -> Specialization {
+    Specialization { arch, source, kernel, defines, options: vec![] }
+}
+
+fn kv_code(kv: KvDtype) -> usize {
+    match kv {
+        KvDtype::Bf16 => 0,
+        KvDtype::F16 => 1,
+        KvDtype::Fp8 => 2,
+        KvDtype::Mxfp4 => 3,
+        KvDtype::F32 => 4,
+    }
+}

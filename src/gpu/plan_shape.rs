@@ -1,0 +1,66 @@
+//! [`PlanShape`]: what a plan made on a GPU is made for.
+
+use candle::{Result, bail};
+
+use crate::op::decide::row_blocks;
+use crate::plan::{PlanRequest, capacity};
+use crate::registry::Arch;
+
+/// What of a batch stays the same from step to step: a plan's tensors are made for it, whatever the lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Every KV head has a block table (and a length) of its own.
+    pub per_head_tables: bool,
+    /// New tokens of every sequence; of the longest where `ragged`.
+    pub query_len: usize,
+    /// Sequences have query lengths of their own: a `query_start`.
+    pub ragged: bool,
+    /// Sliding window in tokens.
+    pub window: Option<usize>,
+    /// Most tasks of a sequence; `None`: as many as there are slots.
+    pub max_partitions: Option<usize>,
+    /// Task slots over all KV heads; `None`: the arch's default.
+    pub workgroup_budget: Option<usize>,
+}
+
+impl PlanShape {
+    /// Plan rows: sequences, or (sequence, KV head) pairs with per-head tables.
+    pub fn rows(&self) -> usize {
+        self.batch.saturating_mul(self.heads_per_row())
+    }
+
+    pub(crate) fn heads_per_row(&self) -> usize {
+        if self.per_head_tables { self.kv_heads } else { 1 }
+    }
+
+    /// Slots of its plan.
+    pub(crate) fn capacity(&self, arch: &Arch) -> Result<usize> {
+        if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) || self.q_heads == 0 {
+            bail!("q_heads: {} query heads are not a multiple of {} KV heads", self.q_heads, self.kv_heads)
+        }
+        let blocks = row_blocks(self.query_len, self.q_heads / self.kv_heads);
+        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
+        // The lengths play no part.
+        let (context_lens, query_lens) = (vec![0; self.rows()], [self.query_len]);
+        let request = PlanRequest {
+            context_lens: &context_lens,
+            query_lens: &query_lens,
+            kv_heads: heads.saturating_mul(blocks),
+            window: self.window,
+            max_partitions: self.max_partitions,
+            workgroup_budget: self.workgroup_budget,
+        };
+        capacity(&request, arch)
+    }
+}
+
+/// A count as the kernels' 32-bit integers: every larger one means the same.
+pub(crate) fn clamp(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
