@@ -13,7 +13,7 @@ use candle::op::BackpropOp;
 use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail};
 
 pub(crate) use cpu::Operand;
-#[cfg(feature = "rocm")]
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) use cpu::row_strides;
 use host::cpu_storage;
 use locks::{Locks, storage_address};
@@ -89,6 +89,21 @@ impl CustomOp3 for PagedDecode {
         Ok((out, q_layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        key: &CudaStorage,
+        key_layout: &Layout,
+        value: &CudaStorage,
+        value_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (out, _) = crate::cuda::attend_new(self, (q, q_layout), (key, key_layout), (value, value_layout), false)?;
+        Ok((out, q_layout.shape().clone()))
+    }
+
+    #[cfg(not(feature = "cuda"))]
     fn cuda_fwd(
         &self,
         _: &CudaStorage,
@@ -159,6 +174,15 @@ pub fn paged_decode_with_lse(
     options: &DecodeOptions,
 ) -> Result<(Tensor, Tensor)> {
     let op = PagedDecode::new(block_tables, context_lens, options);
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        let (out, lse) = with_cuda_operands(q, key_cache, value_cache, |q, key, value| crate::cuda::attend_new(&op, q, key, value, true))?;
+        let tensor = |storage, shape: candle::Shape| Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
+        let Some(lse) = lse else { bail!("paged-decode: no LSE came back") };
+        let q_heads = q.dims()[q.rank() - 2];
+        let rows = q.elem_count() / (q_heads * q.dims()[q.rank() - 1]);
+        return Ok((tensor(out, q.shape().clone()), tensor(lse, (rows, q_heads).into())));
+    }
     let (out, lse) = with_operands(q, key_cache, value_cache, |q, key, value| {
         let call = op.prepare(q, key, value, None)?;
         let mut lse = call.empty_lse()?;
@@ -211,6 +235,10 @@ pub fn explain_call(
     options: &DecodeOptions,
 ) -> Result<CallSummary> {
     let op = PagedDecode::new(block_tables, context_lens, options);
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        return with_cuda_operands(q, key_cache, value_cache, |q, key, value| crate::cuda::explain(&op, q, key, value));
+    }
     with_operands(q, key_cache, value_cache, |q, key, value| Ok(op.prepare(q, key, value, None)?.summary()))
 }
 
@@ -234,6 +262,15 @@ impl InplaceOp2 for Into<'_> {
         })
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, out: &mut CudaStorage, out_layout: &Layout, q: &CudaStorage, q_layout: &Layout) -> Result<()> {
+        let locks = Locks::new([self.key_cache, self.value_cache]);
+        let key = (cuda_storage("key_cache", locks.get(0))?, self.key_cache.layout());
+        let value = (cuda_storage("value_cache", locks.get(1))?, self.value_cache.layout());
+        crate::cuda::attend_into(self.op, (out, out_layout), (q, q_layout), key, value)
+    }
+
+    #[cfg(not(feature = "cuda"))]
     fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<()> {
         no_kernel("paged-decode-into", "CUDA")
     }
@@ -247,6 +284,31 @@ impl InplaceOp2 for Into<'_> {
 pub(crate) fn with_cache<T>(key: &Tensor, value: &Tensor, f: impl FnOnce(Operand<'_>, Operand<'_>) -> Result<T>) -> Result<T> {
     let locks = Locks::new([key, value]);
     f((cpu_storage("key_cache", locks.get(0))?, key.layout()), (cpu_storage("value_cache", locks.get(1))?, value.layout()))
+}
+
+/// The CUDA storage of `tensor`; an error naming it where it lives elsewhere.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda_storage<'a>(name: &str, storage: &'a Storage) -> Result<&'a CudaStorage> {
+    match storage {
+        Storage::Cuda(storage) => Ok(storage),
+        other => bail!("{name}: on {:?}, but q is on a CUDA device", other.device().location()),
+    }
+}
+
+/// Runs `f` on the CUDA storages of q and the caches.
+#[cfg(feature = "cuda")]
+fn with_cuda_operands<T>(
+    q: &Tensor,
+    key_cache: &Tensor,
+    value_cache: &Tensor,
+    f: impl FnOnce(crate::cuda::Operand<'_>, crate::cuda::Operand<'_>, crate::cuda::Operand<'_>) -> Result<T>,
+) -> Result<T> {
+    let locks = Locks::new([q, key_cache, value_cache]);
+    f(
+        (cuda_storage("q", locks.get(0))?, q.layout()),
+        (cuda_storage("key_cache", locks.get(1))?, key_cache.layout()),
+        (cuda_storage("value_cache", locks.get(2))?, value_cache.layout()),
+    )
 }
 
 /// Runs `f` on the CPU storages of q and the caches.

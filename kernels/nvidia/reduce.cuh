@@ -46,7 +46,10 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     const int query_len = RAGGED ? p.query_start[sequence + 1] - query_first : p.query_len;
     const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
     const int first = info.first_slot / CLUSTER, end = (info.first_slot + info.count - 1) / CLUSTER + 1;
-    if (info.count == 0 || end - first == 1 || int(blockIdx.x) >= query_len) return;
+    if (info.count == 0 || end - first == 1 || int(blockIdx.x) >= query_len) {
+        wait_for_previous_kernel();  // or this kernel could end before the tiles, and what follows it in the stream start
+        return;
+    }
     const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
     const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(blockIdx.x) * group + head % group, query = query_first + blockIdx.x;
     for (int part = warp * 32 + lane; part < end - first; part += WARPS * 32) {

@@ -1,3 +1,39 @@
 //! NVIDIA GPUs through candle's CUDA device.
+//!
+//! With the feature `cuda` the ops of this crate run on tensors of a CUDA device of candle: [`crate::paged_decode`] and its kin, and
+//! [`crate::AppendAndAttend`] over a [`crate::cache::PagedKvCache`] made there. Everything is enqueued on the device's stream; nothing waits, but
+//! where tables on the device are to be validated.
+//!
+//! # Tables and plans
+//!
+//! - Tables, lengths and `query_start` on the CPU are checked, planned for and uploaded in every call.
+//! - On the device they are used where they are. The plan is made there too, by a kernel of one block, so that a captured graph plans anew in
+//!   every replay; or it is the given one. Page ids are clamped to the cache.
+//!
+//! # Graphs
+//!
+//! A call can be captured once it was made before with the same shapes and options: that compiles its kernels and uploads what stays. Events are not to be
+//! tracked on the device (`CudaDevice::disable_event_tracking` before the tensors are made).
+//!
+//! # Kernels
+//!
+//! Compiled at their first use: see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
 
+#[cfg(feature = "cuda")]
+mod decode;
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(feature = "cuda")]
+mod launch;
+#[cfg(feature = "cuda")]
+mod memory;
 pub mod specialize;
+#[cfg(feature = "cuda")]
+mod strides;
+#[cfg(feature = "cuda")]
+mod workspace;
+
+#[cfg(feature = "cuda")]
+pub(crate) use decode::{Operand, attend_into, attend_new, explain};
+#[cfg(feature = "cuda")]
+pub use device::arch_of;

@@ -9,7 +9,8 @@ pub(crate) struct Paged {
     pub token: i64,
 }
 
-/// The tile's arguments, the leading ones and `TileArgs`.
+/// The arguments of AMD's tiles, the leading ones and `TileArgs`.
+#[cfg(feature = "rocm")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TileArgs {
@@ -46,6 +47,7 @@ pub(crate) struct TileArgs {
 }
 
 /// The arguments of NVIDIA's tiles.
+#[cfg(feature = "cuda")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CudaTileArgs {

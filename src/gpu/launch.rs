@@ -13,13 +13,16 @@ pub(crate) struct LaunchShape {
 pub(crate) const PLAN: LaunchShape = LaunchShape { threads: PLANNER_THREADS as u32, grid: [1; 3] };
 
 /// Partials that a reducer's thread has in flight at a time.
+#[cfg(feature = "rocm")]
 const IN_FLIGHT: usize = 8;
 
 /// Threads of a reducer's block, the fewest first.
+#[cfg(feature = "rocm")]
 pub(crate) const REDUCER_THREADS: [usize; 3] = [64, 256, 1024];
 
 /// The reducer's launch for `sequences` of at most `query_len` rows. Its threads (the specialization's PA_THREADS) are enough to have all tasks
 /// of a plan row of average length in flight at once: that depends on the plan's sizes alone, so a captured graph stays right.
+#[cfg(feature = "rocm")]
 pub(crate) fn reducer(
     head_dim: usize,
     query_len: usize,
@@ -41,7 +44,7 @@ pub(crate) fn writer(tokens: usize, kv_heads: usize) -> LaunchShape {
     LaunchShape { threads: 256, grid: [tokens.div_ceil(16) as u32, kv_heads as u32, 2] }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "rocm"))]
 mod tests {
     use super::*;
 

@@ -1,6 +1,9 @@
 //! What the GPU backends share.
 
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod args;
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod launch;
 pub(crate) mod macros;
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod plan_shape;

@@ -126,6 +126,17 @@ fn shapes(p: &Problem, arch: &Arch) -> Vec<CudaShape> {
 }
 
 pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
+    select_among(p, arch, misses_tensor_cores(p, arch))
+}
+
+/// The plain tile, for tensors that are not aligned to what the tensor-core tile loads at a time.
+#[cfg(feature = "cuda")]
+pub(crate) fn select_plain(p: &Problem, arch: &Arch) -> Result<Selection> {
+    select_among(p, arch, Some("tensors that are not aligned to 16 bytes"))
+}
+
+/// The tensor-core tile, or where `misses` says why not, the plain one.
+fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Selection> {
     let name = arch.name;
     let step = if p.kv_dtype == KvDtype::Mxfp4 { 32 } else { 8 };
     if !p.head_dim.is_multiple_of(step) || p.head_dim > 1024 {
@@ -138,7 +149,7 @@ pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
         bail!("scales: {name} kernels apply scales to FP8 and MXFP4 caches, the cache is {:?}", p.kv_dtype)
     }
     let fits = |shape: &CudaShape| shape.shared_bytes(p) <= arch.lds_bytes;
-    let (shape, reason) = match misses_tensor_cores(p, arch) {
+    let (shape, reason) = match misses {
         Some(what) => (None, format!("the plain tile, without tensor cores: {what}")),
         None => match shapes(p, arch).into_iter().find(fits) {
             Some(shape) => (Some(shape), format!("tensor cores, {} groups of {} warps on {} stages of {} tokens{}", shape.groups, shape.row_warps, shape.stages, shape.chunk, if shape.warpgroup { ", warpgroup products" } else { "" })),

@@ -13,6 +13,8 @@ pub use arch::{Arch, ArchName, CpuIsa};
 pub use cuda::CudaShape;
 #[cfg(feature = "nvrtc")]
 pub(crate) use cuda::block_rows;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::select_plain;
 pub use flags::{Flags, Missing};
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
 #[cfg(feature = "rocm")]

@@ -1,0 +1,123 @@
+//! What is kept of a GPU: its arch, and the kernels loaded so far.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+
+use candle::cuda_backend::WrapErr;
+use candle::cuda_backend::cudarc::driver::sys::CUdevice_attribute as Attribute;
+use candle::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
+use candle::{CudaDevice, DType, Device, Result, bail};
+
+use super::launch::Kernel;
+use super::specialize::{self, WriteKey};
+use crate::jit::{Compiler, JitSettings};
+use crate::registry::{Arch, ArchName, Selection};
+
+/// A GPU, whatever candle device it is used through.
+pub(super) struct Gpu {
+    pub arch: Arch,
+    compiler: Compiler,
+    kernels: RwLock<HashMap<KernelId, Kernel>>,
+}
+
+/// What tells kernels of one GPU apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum KernelId {
+    Tile(crate::registry::KernelKey),
+    Reduce { head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize },
+    Plan { bucket: usize, ragged: bool },
+    Write(WriteKey),
+}
+
+/// By ordinal: candle uses the primary context, in which modules are loaded once for all its devices.
+static GPUS: LazyLock<Mutex<HashMap<usize, Arc<Gpu>>>> = LazyLock::new(Mutex::default);
+
+/// The GPU of `device` as the registry and the planner know it.
+///
+/// # Errors
+/// Not a CUDA device; a GPU older than Ampere.
+pub fn arch_of(device: &Device) -> Result<Arch> {
+    match device {
+        Device::Cuda(device) => Ok(Gpu::of(device)?.arch.clone()),
+        other => bail!("device: {:?} is not a CUDA device", other.location()),
+    }
+}
+
+impl Gpu {
+    pub fn of(device: &CudaDevice) -> Result<Arc<Self>> {
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = gpus.get(&context.ordinal()) {
+            return Ok(gpu.clone());
+        }
+        let gpu = Arc::new(Self {
+            arch: arch(context)?,
+            compiler: Compiler::new(JitSettings::default()),
+            kernels: RwLock::default(),
+        });
+        gpus.insert(context.ordinal(), gpu.clone());
+        Ok(gpu)
+    }
+
+    /// Whether kernels may start while the one ahead drains.
+    pub fn overlaps(&self) -> bool {
+        self.arch.name == ArchName::Sm90
+    }
+
+    pub fn tile(&self, stream: &CudaStream, selection: &Selection) -> Result<Kernel> {
+        self.kernel(stream, KernelId::Tile(selection.key.clone()), selection.lds_bytes, || specialize::tile(selection))
+    }
+
+    pub fn reducer(&self, stream: &CudaStream, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Kernel> {
+        let id = KernelId::Reduce { head_dim, output, ragged, per_head, warps };
+        self.kernel(stream, id, 0, || specialize::reduce(self.arch.name, head_dim, output, ragged, per_head, warps))
+    }
+
+    pub fn planner(&self, stream: &CudaStream, rows: usize, ragged: bool) -> Result<Kernel> {
+        let id = KernelId::Plan { bucket: crate::plan::batch_bucket(rows), ragged };
+        self.kernel(stream, id, 0, || specialize::plan(&self.arch, rows, ragged))
+    }
+
+    pub fn writer(&self, stream: &CudaStream, key: &WriteKey) -> Result<Kernel> {
+        self.kernel(stream, KernelId::Write(*key), 0, || specialize::write(key))
+    }
+
+    /// The kernel `id`: loaded before, or compiled (or found in the cache) and loaded now.
+    fn kernel(
+        &self,
+        stream: &CudaStream,
+        id: KernelId,
+        shared_bytes: usize,
+        spec: impl FnOnce() -> Result<crate::jit::Specialization>,
+    ) -> Result<Kernel> {
+        stream.context().bind_to_thread().w()?;
+        if let Some(kernel) = self.kernels.read().unwrap_or_else(PoisonError::into_inner).get(&id) {
+            return Ok(*kernel);
+        }
+        let spec = spec()?;
+        let code = self.compiler.code_object(&spec)?;
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&id) {
+            return Ok(*kernel);
+        }
+        let kernel = Kernel::load(&code, &spec.kernel, shared_bytes)?;
+        kernels.insert(id, kernel);
+        Ok(kernel)
+    }
+}
+
+/// The registry's arch whose kernels run on a GPU, with the GPU's own sizes.
+fn arch(context: &CudaContext) -> Result<Arch> {
+    let (major, minor) = context.compute_capability().w()?;
+    let arch = match (major, minor) {
+        (8, 9) => Arch::sm89(),
+        (8, _) => Arch::sm80(),
+        (9, 0) => Arch::sm90(),
+        _ => bail!("device: compute capability {major}.{minor} has no kernels here; 8.0 to 9.0 have"),
+    };
+    let size = |attribute| context.attribute(attribute).w().map(|size| size as usize);
+    let shared = size(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    let arch = arch.with_compute_units(size(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?)?;
+    Ok(Arch { lds_bytes: shared.min(arch.lds_bytes), ..arch })
+}

@@ -1,0 +1,115 @@
+//! Memory that calls use beside their tensors, kept from call to call.
+//!
+//! It belongs to a thread and a stream: the stream's order makes reuse safe, and the per-thread default stream is another one on every thread.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle::cuda_backend::WrapErr;
+use candle::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, sys};
+use candle::{Result, bail};
+
+use super::launch::check;
+
+/// Scalars and plans that are kept at most, each.
+const MOST: usize = 64;
+/// Room grows to a multiple of this.
+const STEP: usize = 1 << 20;
+
+thread_local! {
+    static WORKSPACES: RefCell<HashMap<[usize; 2], Workspace>> = RefCell::default();
+}
+
+/// The memory of one thread's calls on one stream.
+#[derive(Default)]
+pub(super) struct Workspace {
+    room: Option<CudaSlice<u8>>,
+    scalars: HashMap<u32, CudaSlice<f32>>,
+    free_plans: HashMap<(usize, i32), CudaSlice<i32>>,
+}
+
+/// Device memory of one call. A part that is the call's own is freed in the stream's order when this is dropped.
+#[derive(Default)]
+pub(super) struct Own {
+    bytes: Vec<CudaSlice<u8>>,
+}
+
+/// Runs `f` with the workspace of this thread and `stream`.
+pub(super) fn with<T>(stream: &Arc<CudaStream>, f: impl FnOnce(&mut Workspace) -> Result<T>) -> Result<T> {
+    let key = [stream.context().ordinal(), stream.cu_stream() as usize];
+    WORKSPACES.with_borrow_mut(|all| f(all.entry(key).or_default()))
+}
+
+/// Whether work on the stream is being captured in a graph.
+pub(super) fn is_capturing(stream: &CudaStream) -> Result<bool> {
+    Ok(stream.capture_status().w()? != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+fn address<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> u64 {
+    slice.device_ptr(stream).0
+}
+
+impl Workspace {
+    /// `bytes` of uninitialised memory until the next call. A graph gets memory of its own, as this one may grow after the capture.
+    pub fn room(&mut self, bytes: usize, own: &mut Own, stream: &Arc<CudaStream>) -> Result<u64> {
+        if is_capturing(stream)? {
+            return own.add(bytes, stream);
+        }
+        if self.room.as_ref().is_none_or(|room| room.num_bytes() < bytes) {
+            self.room = None;
+            // SAFETY: written before it is read.
+            self.room = Some(unsafe { stream.alloc(bytes.next_multiple_of(STEP)) }.w()?);
+        }
+        Ok(self.room.as_ref().map_or(0, |room| address(room, stream)))
+    }
+
+    /// One F32 on the device.
+    pub fn scalar(&mut self, value: f32, own: &mut Own, stream: &Arc<CudaStream>) -> Result<u64> {
+        if let Some(scalar) = self.scalars.get(&value.to_bits()) {
+            return Ok(address(scalar, stream));
+        }
+        let fresh = is_capturing(stream)? || self.scalars.len() >= MOST;
+        let at = match fresh {
+            true => own.add(size_of::<f32>(), stream)?,
+            false => {
+                // SAFETY: filled below.
+                let scalar = unsafe { stream.alloc::<f32>(1) }.w()?;
+                let at = address(&scalar, stream);
+                self.scalars.insert(value.to_bits(), scalar);
+                at
+            }
+        };
+        // SAFETY: four bytes that are allocated.
+        check(unsafe { sys::cuMemsetD32Async(at, value.to_bits(), 1, stream.cu_stream()) }, "cuMemsetD32Async of a scalar")?;
+        Ok(at)
+    }
+
+    /// The plan of `rows` rows of one task each, of at most `tiles` tiles: its work records, then its reduce records. The same whatever the lengths.
+    pub fn free_plan(&mut self, rows: usize, tiles: i32, stream: &Arc<CudaStream>) -> Result<[u64; 2]> {
+        if !self.free_plans.contains_key(&(rows, tiles)) {
+            if is_capturing(stream)? {
+                bail!("paged-decode: its first call with these shapes is captured in a graph; make one before the capture")
+            }
+            if self.free_plans.len() >= MOST {
+                self.free_plans.clear();
+            }
+            let work = (0..rows as i32).flat_map(|row| [row, 0, tiles, 0]);
+            let records: Vec<i32> = work.chain((0..rows as i32).flat_map(|row| [row, 1])).collect();
+            self.free_plans.insert((rows, tiles), stream.clone_htod(&records).w()?);
+        }
+        let work = self.free_plans.get(&(rows, tiles)).map_or(0, |plan| address(plan, stream));
+        Ok([work, work + (rows * 16) as u64])
+    }
+}
+
+impl Own {
+    /// Memory of this call's own.
+    pub fn add(&mut self, bytes: usize, stream: &Arc<CudaStream>) -> Result<u64> {
+        // SAFETY: written before it is read.
+        let slice = unsafe { stream.alloc::<u8>(bytes.max(1)) }.w()?;
+        let at = address(&slice, stream);
+        self.bytes.push(slice);
+        Ok(at)
+    }
+}

@@ -1,0 +1,166 @@
+//! The op's contracts, one at a time.
+
+use candle::{DType, Device, Result, Tensor};
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::plan::{DecodePlan, PlanRequest};
+use candle_paged_attn::{PlanChoice, cuda, explain_call, paged_decode_into};
+use testkit::cases::{CaseSpec, Poison, Scales};
+
+use crate::support::*;
+
+#[test]
+fn the_tensor_core_tile_in_every_form() {
+    let Some(device) = gpu("the_tensor_core_tile_in_every_form") else { return };
+    for (kv_dtype, scales) in forms() {
+        for (query_len, layout) in [(1, CacheLayout::Nhd), (4, CacheLayout::Nhd), (16, CacheLayout::Hnd)] {
+            let spec = spec(kv_dtype, scales);
+            let error = check(&device, &CaseSpec { layout, query_lens: vec![query_len], lens: vec![0, 1, 255, 256, 257, 5027], ..spec });
+            println!("{kv_dtype:?} {scales:?} q{query_len}: {error:.2e}");
+        }
+        check(&device, &CaseSpec { group: 16, kv_heads: 1, page_size: 128, lens: vec![9000, 40, 0], ..spec(kv_dtype, scales) });
+    }
+}
+
+#[test]
+fn the_plain_tile_in_every_layout_and_dtype() {
+    let Some(device) = gpu("the_plain_tile_in_every_layout_and_dtype") else { return };
+    for layout in CacheLayout::ALL {
+        for (kv_dtype, scales, q_dtype) in [
+            (KvDtype::F32, Scales::None, DType::F32),
+            (KvDtype::F16, Scales::None, DType::F16),
+            (KvDtype::Bf16, Scales::None, DType::F32),
+            (KvDtype::Fp8, Scales::PerToken, DType::F32),
+            (KvDtype::Mxfp4, Scales::None, DType::BF16),
+        ] {
+            if kv_dtype == KvDtype::Mxfp4 && matches!(layout, CacheLayout::Vllm | CacheLayout::Shuffled) {
+                continue;
+            }
+            check(&device, &CaseSpec { layout, kv_dtype, scales, q_dtype, query_lens: vec![3], lens: vec![700, 0, 1, 33], ..CaseSpec::default() });
+        }
+    }
+}
+
+#[test]
+fn every_head_dim_page_size_and_group() {
+    let Some(device) = gpu("every_head_dim_page_size_and_group") else { return };
+    let sizes = [(64, 8, 1, 4), (64, 128, 3, 1), (128, 24, 32, 1), (192, 32, 5, 2), (256, 16, 16, 1), (512, 128, 8, 1), (80, 16, 2, 2)];
+    for (head_dim, page_size, group, kv_heads) in sizes {
+        for kv_dtype in [KvDtype::Bf16, KvDtype::Fp8] {
+            check(&device, &CaseSpec { head_dim, page_size, group, kv_heads, lens: vec![270, 3], ..spec(kv_dtype, Scales::None) });
+        }
+    }
+}
+
+#[test]
+fn every_option_in_every_form() {
+    let Some(device) = gpu("every_option_in_every_form") else { return };
+    for (kv_dtype, scales) in [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)] {
+        let base = CaseSpec { query_lens: vec![2], lens: vec![2700, 0, 130], ..spec(kv_dtype, scales) };
+        let specs = [
+            CaseSpec { window: Some(100), ..base.clone() },
+            CaseSpec { softcap: Some(3.0), ..base.clone() },
+            CaseSpec { sinks: true, ..base.clone() },
+            CaseSpec { per_head: true, window: Some(33), ..base.clone() },
+            CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
+            CaseSpec { plan_free: true, sinks: true, ..base.clone() },
+            CaseSpec { max_partitions: Some(1), ..base.clone() },
+            CaseSpec { max_partitions: Some(2), workgroup_budget: Some(1), ..base.clone() },
+            CaseSpec { query_lens: vec![1, 3, 5], window: Some(64), sinks: true, softcap: Some(20.0), ..base.clone() },
+            CaseSpec { q_dtype: DType::F16, signed_tables: false, ..base.clone() },
+            CaseSpec { q_strided: true, page_strided: true, poison: Poison::Infinity, ..base.clone() },
+            CaseSpec { q_factor: 32.0, ..base },
+        ];
+        specs.iter().for_each(|spec| {
+            check(&device, spec);
+        });
+    }
+}
+
+#[test]
+fn many_sequences() {
+    let Some(device) = gpu("many_sequences") else { return };
+    let lens: Vec<i64> = (0..300).map(|i| i * 7 % 513).collect();
+    check(&device, &CaseSpec { lens: lens.clone(), ..spec(KvDtype::Bf16, Scales::None) });
+    check(&device, &CaseSpec { lens: lens[..100].to_vec(), query_lens: vec![4], ..spec(KvDtype::Fp8, Scales::Scalar) });
+}
+
+#[test]
+fn the_same_call_gives_the_same_bits_wherever_its_tables_are() -> Result<()> {
+    let Some(device) = gpu("the_same_call_gives_the_same_bits_wherever_its_tables_are") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![9000, 300, 0, 77], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let (host, table) = (on(&case, &device, Tables::Host)?, on(&case, &device, Tables::Device)?);
+    let first = bits(&run(&host)?.0);
+    for case in [&host, &table, &table] {
+        assert_eq!(bits(&run(case)?.0), first);
+    }
+    Ok(())
+}
+
+#[test]
+fn given_plans_on_the_host_and_on_the_device() -> Result<()> {
+    let Some(device) = gpu("given_plans_on_the_host_and_on_the_device") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![3000, 300], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let request = PlanRequest::new(&[3000, 300], &[1], 2);
+    for place in [Device::Cpu, device.clone()] {
+        let mut case = on(&case, &device, Tables::Device)?;
+        case.options.plan = PlanChoice::Given(DecodePlan::new(&request, &cuda::arch_of(&device)?, &place)?);
+        let (out, lse) = run(&case)?;
+        CaseSpec { lens: vec![3000, 300], ..spec(KvDtype::Bf16, Scales::None) }.build()?.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn writes_into_a_view_alone() -> Result<()> {
+    let Some(device) = gpu("writes_into_a_view_alone") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![900, 30], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let call = on(&case, &device, Tables::Device)?;
+    let (rows, heads, head_dim) = call.q.dims3()?;
+    let whole = Tensor::full(half::bf16::from_f32(7.0), (rows, heads + 1, head_dim), &Device::Cpu)?.to_device(&device)?;
+    let out = whole.narrow(1, 0, heads)?;
+    paged_decode_into(&out, &call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options)?;
+    let whole = whole.to_device(&Device::Cpu)?;
+    case.expected()?.compare(&whole.narrow(1, 0, heads)?.contiguous()?, None, 8e-3, 0.)?;
+    assert!(whole.narrow(1, heads, 1)?.flatten_all()?.to_vec1::<half::bf16>()?.iter().all(|x| x.to_f32() == 7.0));
+    Ok(())
+}
+
+#[test]
+fn wrong_tables_are_refused_where_they_are_checked() -> Result<()> {
+    let Some(device) = gpu("wrong_tables_are_refused_where_they_are_checked") else { return Ok(()) };
+    let mut case = CaseSpec { lens: vec![40], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    case.block_tables = Tensor::new(&[[9000u32, 9000, 9000]], &Device::Cpu)?;
+    for tables in [Tables::Host, Tables::Device] {
+        let message = run(&on(&case, &device, tables)?).unwrap_err().to_string();
+        assert!(message.contains("block_tables") && message.contains("9000"), "{message}");
+    }
+    // Without validation the ids are clamped to the cache.
+    let mut call = on(&case, &device, Tables::Device)?;
+    call.options.validate = false;
+    run(&call)?;
+    let mixed = candle_paged_attn::paged_decode(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &case.context_lens, &call.options);
+    assert!(mixed.unwrap_err().to_string().contains("context_lens"));
+    Ok(())
+}
+
+#[test]
+fn empty_batches_and_caches() -> Result<()> {
+    let Some(device) = gpu("empty_batches_and_caches") else { return Ok(()) };
+    check(&device, &CaseSpec { lens: vec![0, -3], ..spec(KvDtype::Bf16, Scales::None) });
+    Ok(())
+}
+
+#[test]
+fn unaligned_tensors_take_the_plain_tile() -> Result<()> {
+    let Some(device) = gpu("unaligned_tensors_take_the_plain_tile") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![300, 5], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let mut call = on(&case, &device, Tables::Host)?;
+    let (rows, heads, head_dim) = case.q.dims3()?;
+    let shifted = Tensor::cat(&[&Tensor::zeros((rows, heads, 1), DType::BF16, &Device::Cpu)?, &case.q], 2)?;
+    call.q = shifted.to_device(&device)?.narrow(2, 1, head_dim)?;
+    let summary = explain_call(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options)?;
+    assert!(summary.selection.kernel.ends_with("plain"), "{}", summary.selection.kernel);
+    let (out, lse) = run(&call)?;
+    case.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
+    Ok(())
+}

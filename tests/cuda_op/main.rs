@@ -1,0 +1,6 @@
+//! The op on an NVIDIA GPU. Where there is none every test is skipped, and says so.
+#![cfg(feature = "cuda")]
+
+mod cases;
+mod graphs;
+mod support;
