@@ -46,7 +46,13 @@ pub(crate) fn attend_new(
 }
 
 /// Attends into `out`, which has q's shape and dtype.
-pub(crate) fn attend_into(op: &PagedDecode, out: (&mut CudaStorage, &Layout), q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<()> {
+pub(crate) fn attend_into(
+    op: &PagedDecode,
+    out: (&mut CudaStorage, &Layout),
+    q: Operand<'_>,
+    key: Operand<'_>,
+    value: Operand<'_>,
+) -> Result<()> {
     meta("out", out.0, out.1)?;
     Checked::new(op, q, key, value, Some(out.1))?.run(out, None)
 }
@@ -326,7 +332,16 @@ impl Checked<'_> {
             PlanChoice::Default | PlanChoice::Free => [None, None],
         };
         let scales = [&options.k_scale, &options.v_scale].map(KvScale::tensor);
-        let locks = Locks::of([Some(&op.block_tables), Some(&op.context_lens), options.query_start.as_ref(), options.sinks.as_ref(), scales[0], scales[1], given[0], given[1]]);
+        let locks = Locks::of([
+            Some(&op.block_tables),
+            Some(&op.context_lens),
+            options.query_start.as_ref(),
+            options.sinks.as_ref(),
+            scales[0],
+            scales[1],
+            given[0],
+            given[1],
+        ]);
         let mut reads = Reads::new(stream);
         let tables = Small::of("block_tables", Some(&op.block_tables), || locks.get(0))?;
         let lens = Small::contiguous("context_lens", Some(&op.context_lens), || locks.get(1))?;
@@ -449,7 +464,11 @@ impl Checked<'_> {
         let out_layout = out.1;
         let (out, _out_guard) = write_address(out.0, out_layout, stream);
         if !is_aligned(out, &out_meta, &[out_row as i64, out_head as i64], 4 * shapes.q_dtype.size_in_bytes() as u64) {
-            bail!("out: {:?} with strides {:?} is not aligned to four elements, as the CUDA kernels need", out_layout.dims(), out_layout.stride())
+            bail!(
+                "out: {:?} with strides {:?} is not aligned to four elements, as the CUDA kernels need",
+                out_layout.dims(),
+                out_layout.stride()
+            )
         }
         let lse = lse.map(|(lse, layout)| write_address(lse, layout, stream));
         let lse_address = lse.as_ref().map_or(0, |(address, _)| *address);
@@ -491,7 +510,11 @@ impl Checked<'_> {
             plan_rows: clamp(plan_rows),
             rows: clamp(rows),
         };
-        let grid = [count("slots", slots, i32::MAX as usize)?, count("KV heads", heads, MOST_YZ)?, count("blocks of query rows", selection.row_groups, MOST_YZ)?];
+        let grid = [
+            count("slots", slots, i32::MAX as usize)?,
+            count("KV heads", heads, MOST_YZ)?,
+            count("blocks of query rows", selection.row_groups, MOST_YZ)?,
+        ];
         let tile = gpu.tile(stream, selection)?;
         let reducer = if is_split { Some(self.reducer(slots, plan_rows)?) } else { None };
         let shape = LaunchShape { threads: selection.threads as u32, grid };

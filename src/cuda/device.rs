@@ -51,11 +51,7 @@ impl Gpu {
         if let Some(gpu) = gpus.get(&context.ordinal()) {
             return Ok(gpu.clone());
         }
-        let gpu = Arc::new(Self {
-            arch: arch(context)?,
-            compiler: Compiler::new(JitSettings::default()),
-            kernels: RwLock::default(),
-        });
+        let gpu = Arc::new(Self { arch: arch(context)?, compiler: Compiler::new(JitSettings::default()), kernels: RwLock::default() });
         gpus.insert(context.ordinal(), gpu.clone());
         Ok(gpu)
     }
@@ -69,7 +65,15 @@ impl Gpu {
         self.kernel(stream, KernelId::Tile(selection.key.clone()), selection.lds_bytes, || specialize::tile(selection))
     }
 
-    pub fn reducer(&self, stream: &CudaStream, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Kernel> {
+    pub fn reducer(
+        &self,
+        stream: &CudaStream,
+        head_dim: usize,
+        output: DType,
+        ragged: bool,
+        per_head: bool,
+        warps: usize,
+    ) -> Result<Kernel> {
         let id = KernelId::Reduce { head_dim, output, ragged, per_head, warps };
         self.kernel(stream, id, 0, || specialize::reduce(self.arch.name, head_dim, output, ragged, per_head, warps))
     }

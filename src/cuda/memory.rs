@@ -69,11 +69,11 @@ pub(super) fn write_address<'a>(storage: &'a mut CudaStorage, layout: &Layout, s
 /// The CUDA storage of an argument; an error naming it where it lives elsewhere.
 pub(super) fn cuda_storage<'a>(name: &str, storage: &'a Storage, device: &candle::CudaDevice) -> Result<&'a CudaStorage> {
     match storage {
-        Storage::Cuda(storage) if storage.device.cuda_stream().context().ordinal() == device.cuda_stream().context().ordinal() => Ok(storage),
-        other => bail!(
-            "{name}: on {:?}, but q is on Cuda {{ gpu_id: {} }}",
-            other.device().location(),
-            device.cuda_stream().context().ordinal()
-        ),
+        Storage::Cuda(storage) if storage.device.cuda_stream().context().ordinal() == device.cuda_stream().context().ordinal() => {
+            Ok(storage)
+        }
+        other => {
+            bail!("{name}: on {:?}, but q is on Cuda {{ gpu_id: {} }}", other.device().location(), device.cuda_stream().context().ordinal())
+        }
     }
 }

@@ -32,7 +32,12 @@ pub struct JitSettings {
 impl fmt::Debug for JitSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let progress = self.progress.as_ref().map(|_| "a callback");
-        f.debug_struct("JitSettings").field("clang", &self.clang).field("nvrtc", &self.nvrtc).field("cache_dir", &self.cache_dir).field("progress", &progress).finish()
+        f.debug_struct("JitSettings")
+            .field("clang", &self.clang)
+            .field("nvrtc", &self.nvrtc)
+            .field("cache_dir", &self.cache_dir)
+            .field("progress", &progress)
+            .finish()
     }
 }
 

@@ -96,7 +96,8 @@ impl Nvrtc {
             names.push(c_string(&name)?);
             texts.push(c_string(text)?);
         }
-        let source = NVIDIA.iter().find(|(path, _)| *path == root).map(|(_, text)| *text).ok_or_else(|| format!("jit: no source {root}"))?;
+        let source =
+            NVIDIA.iter().find(|(path, _)| *path == root).map(|(_, text)| *text).ok_or_else(|| format!("jit: no source {root}"))?;
         let (source, name) = (c_string(source)?, c_string(&format!("kernels/{root}"))?);
         let options = spec.arguments().iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
         let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
@@ -104,9 +105,8 @@ impl Nvrtc {
         let mut program = Handle { functions: self.functions, program: null_mut() };
         let Functions { create, compile, .. } = self.functions;
         // SAFETY: as many names as texts, all of them alive until the call returns; NVRTC copies them.
-        let made = unsafe {
-            create(&mut program.program, source.as_ptr(), name.as_ptr(), names.len() as c_int, texts.as_ptr(), names.as_ptr())
-        };
+        let made =
+            unsafe { create(&mut program.program, source.as_ptr(), name.as_ptr(), names.len() as c_int, texts.as_ptr(), names.as_ptr()) };
         if made != 0 {
             return Err(format!("jit: nvrtcCreateProgram: error {made}"));
         }

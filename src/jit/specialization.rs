@@ -26,9 +26,7 @@ pub struct Specialization {
 impl Specialization {
     /// Refuses what is not a kernel for a GPU with a proper name. Gives the root's path.
     pub(super) fn check(&self) -> Result<&'static str> {
-        let Some(root) = self.source.path(self.arch) else {
-            bail!("jit: no {:?} kernel for {}", self.source, self.arch)
-        };
+        let Some(root) = self.source.path(self.arch) else { bail!("jit: no {:?} kernel for {}", self.source, self.arch) };
         for name in self.defines.iter().map(|(name, _)| name).chain([&self.kernel]) {
             if !is_identifier(name) {
                 bail!("jit: {name:?} is not an identifier of at most {MAX_NAME} letters, digits and underscores")

@@ -53,7 +53,14 @@ impl CudaShape {
         let beside = if transposed { chunk * 128 + 4 * rows * 4 } else { 0 };
         let query = if warpgroup { rows * head_dim * 2 } else { 0 };
         let ring = groups * (beside + stages * stage).next_multiple_of(1024) + query;
-        let row = head_dim + if transposed { 4 } else if fp8 { head_dim / 8 } else { 8 };
+        let row = head_dim
+            + if transposed {
+                4
+            } else if fp8 {
+                head_dim / 8
+            } else {
+                8
+            };
         let merge = (groups * rows * (row + 2) + if transposed { groups * 4 * rows } else { 0 }) * 4;
         ring.max(merge)
     }
@@ -88,7 +95,7 @@ pub(crate) fn block_rows(key: &KernelKey) -> usize {
 /// Why the tensor-core tile does not take the problem, or `None` where it does.
 fn misses_tensor_cores(p: &Problem, arch: &Arch) -> Option<&'static str> {
     let fp8 = p.kv_dtype == KvDtype::Fp8;
-    let head_dims: &[usize] = if fp8 { &[128, 256] } else { &[64, 128, 192, 256] };
+    let head_dims: &[usize] = if fp8 { &[128, 256] } else { &[64, 128, 256] };
     match p.kv_dtype {
         KvDtype::F32 => Some("F32 (never TF32)"),
         KvDtype::Mxfp4 => Some("MXFP4"),
@@ -111,7 +118,9 @@ fn shapes(p: &Problem, arch: &Arch) -> Vec<CudaShape> {
             shapes.push(if fp8 { CudaShape::warpgroups(2, 3) } else { CudaShape::warpgroups(3, 2) });
         }
         let row_warps = if rows > 2 * M_TILE_ROWS { 4 } else { 2 };
-        shapes.extend([(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(|(groups, stages, chunk)| CudaShape::of(row_warps, groups, stages, chunk)));
+        shapes.extend(
+            [(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(|(groups, stages, chunk)| CudaShape::of(row_warps, groups, stages, chunk)),
+        );
         return shapes;
     }
     // With more blocks than SMs, two a SM.
@@ -152,7 +161,17 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
     let (shape, reason) = match misses {
         Some(what) => (None, format!("the plain tile, without tensor cores: {what}")),
         None => match shapes(p, arch).into_iter().find(fits) {
-            Some(shape) => (Some(shape), format!("tensor cores, {} groups of {} warps on {} stages of {} tokens{}", shape.groups, shape.row_warps, shape.stages, shape.chunk, if shape.warpgroup { ", warpgroup products" } else { "" })),
+            Some(shape) => (
+                Some(shape),
+                format!(
+                    "tensor cores, {} groups of {} warps on {} stages of {} tokens{}",
+                    shape.groups,
+                    shape.row_warps,
+                    shape.stages,
+                    shape.chunk,
+                    if shape.warpgroup { ", warpgroup products" } else { "" }
+                ),
+            ),
             None => (None, "the plain tile, without tensor cores: the shared memory holds no two stages".to_string()),
         },
     };

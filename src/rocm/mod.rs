@@ -75,13 +75,13 @@ mod stream;
 mod strides;
 mod tensor;
 
+pub use crate::gpu::plan_shape::PlanShape;
 pub use decode::{RocmOptions, decode, decode_into, decode_with_lse};
 pub use device::{Counts, DeviceSettings, RocmDevice};
 pub use graph::RocmGraph;
 pub use module::Kernel;
 pub use pages::RocmPages;
 pub use pinned::Upload;
-pub use crate::gpu::plan_shape::PlanShape;
 pub use plan::RocmPlan;
 pub use staged::{explain_call, paged_decode};
 pub use storage::RocmStorage;

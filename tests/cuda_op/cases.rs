@@ -35,7 +35,10 @@ fn the_plain_tile_in_every_layout_and_dtype() {
             if kv_dtype == KvDtype::Mxfp4 && matches!(layout, CacheLayout::Vllm | CacheLayout::Shuffled) {
                 continue;
             }
-            check(&device, &CaseSpec { layout, kv_dtype, scales, q_dtype, query_lens: vec![3], lens: vec![700, 0, 1, 33], ..CaseSpec::default() });
+            check(
+                &device,
+                &CaseSpec { layout, kv_dtype, scales, q_dtype, query_lens: vec![3], lens: vec![700, 0, 1, 33], ..CaseSpec::default() },
+            );
         }
     }
 }
@@ -105,7 +108,12 @@ fn given_plans_on_the_host_and_on_the_device() -> Result<()> {
         let mut case = on(&case, &device, Tables::Device)?;
         case.options.plan = PlanChoice::Given(DecodePlan::new(&request, &cuda::arch_of(&device)?, &place)?);
         let (out, lse) = run(&case)?;
-        CaseSpec { lens: vec![3000, 300], ..spec(KvDtype::Bf16, Scales::None) }.build()?.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
+        CaseSpec { lens: vec![3000, 300], ..spec(KvDtype::Bf16, Scales::None) }.build()?.expected()?.compare(
+            &out,
+            Some(&lse),
+            8e-3,
+            2e-3,
+        )?;
     }
     Ok(())
 }
@@ -138,7 +146,8 @@ fn wrong_tables_are_refused_where_they_are_checked() -> Result<()> {
     let mut call = on(&case, &device, Tables::Device)?;
     call.options.validate = false;
     run(&call)?;
-    let mixed = candle_paged_attn::paged_decode(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &case.context_lens, &call.options);
+    let mixed =
+        candle_paged_attn::paged_decode(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &case.context_lens, &call.options);
     assert!(mixed.unwrap_err().to_string().contains("context_lens"));
     Ok(())
 }

@@ -24,11 +24,13 @@ fn a_replay_sees_changed_inputs() -> Result<()> {
     let mut call = on(&long, &device, Tables::Device)?;
     call.options.validate = false;
     let out = Tensor::full(half::bf16::NAN, call.q.shape(), &Device::Cpu)?.to_device(&device)?;
-    let run = || paged_decode_into(&out, &call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options);
+    let run =
+        || paged_decode_into(&out, &call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options);
     run()?;
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(candle::Error::wrap)?;
     let captured = run();
-    let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).map_err(candle::Error::wrap)?;
+    let graph =
+        stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).map_err(candle::Error::wrap)?;
     captured?;
     let graph = graph.expect("a graph");
     // Shorter contexts: the tables' first lanes still hold.

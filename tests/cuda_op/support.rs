@@ -1,8 +1,8 @@
 //! What the tests share.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::{DecodeOptions, KvScale, paged_decode_with_lse};
 use candle_paged_attn::cache::KvDtype;
+use candle_paged_attn::{DecodeOptions, KvScale, paged_decode_with_lse};
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::reference::floats;
 
