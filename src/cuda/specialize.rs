@@ -122,6 +122,9 @@ pub struct WriteKey {
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
     let WriteKey { arch, head_dim, page_size, dtype, kv_dtype, scales, layout } = *key;
+    if kv_dtype == KvDtype::F32 {
+        bail!("key_cache: {arch} has no kernel that writes an F32 cache yet (BF16, F16, FP8 and MXFP4 it has)")
+    }
     // As for the tile, an FP8 cache without scales has scalar ones of 1.
     let scales = if kv_dtype == KvDtype::Fp8 { scales.max(ScaleMode::Scalar) } else { scales };
     let scaled = match scales {

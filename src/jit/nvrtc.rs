@@ -35,8 +35,8 @@ pub(super) struct Nvrtc {
     /// `NVRTC 13.0`.
     pub version: String,
     functions: Functions,
-    /// Keeps the functions mapped.
-    _library: Library,
+    /// Keep the functions mapped, and what NVRTC opens by name when it first compiles.
+    _libraries: [Option<Library>; 2],
 }
 
 impl fmt::Debug for Nvrtc {
@@ -65,6 +65,7 @@ impl Nvrtc {
     fn open(path: &Path) -> Result<Self, String> {
         // SAFETY: NVRTC's library has no initializers that ask anything of the program.
         let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+        let builtins = builtins_beside(path);
         // SAFETY: the functions have these signatures since CUDA 11.1 (nvrtc.h); the library is kept open as long as they are.
         let (version, functions) = unsafe {
             let version = symbol::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(&library, "nvrtcVersion")?;
@@ -82,7 +83,9 @@ impl Nvrtc {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two integers to write.
         match unsafe { version(&mut major, &mut minor) } {
-            0 if major >= OLDEST => Ok(Self { version: format!("NVRTC {major}.{minor}"), functions, _library: library }),
+            0 if major >= OLDEST => {
+                Ok(Self { version: format!("NVRTC {major}.{minor}"), functions, _libraries: [Some(library), builtins] })
+            }
             0 => Err(format!("version {major}.{minor} is older than {OLDEST}")),
             code => Err(format!("nvrtcVersion: error {code}")),
         }
@@ -119,6 +122,15 @@ impl Nvrtc {
         }
         program.code().ok_or_else(|| format!("jit: {} gave no code for {}", self.version, spec.kernel))
     }
+}
+
+/// NVRTC opens a second library by its name alone, which the loader would not find beside the first: it is opened beforehand, for the name to be known.
+fn builtins_beside(path: &Path) -> Option<Library> {
+    let entries = std::fs::read_dir(path.parent().filter(|folder| !folder.as_os_str().is_empty())?).ok()?;
+    let is_builtins = |name: &str| name.starts_with("libnvrtc-builtins.so");
+    let file = entries.flatten().find(|entry| entry.file_name().to_str().is_some_and(is_builtins))?;
+    // SAFETY: as NVRTC's own, a library without initializers that ask anything of the program.
+    unsafe { Library::new(file.path()) }.ok()
 }
 
 /// A function of the library.
