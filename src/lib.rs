@@ -29,18 +29,21 @@
 //! # }
 //! ```
 //!
-//! | | CPU | CUDA | ROCm (feature `rocm`: gfx942, gfx950) |
+//! | | CPU | CUDA (feature `cuda`: sm80, sm89, sm90) | ROCm (feature `rocm`: gfx942, gfx950) |
 //! |---|---|---|---|
-//! | K and V | F32, F16, BF16, FP8, MXFP4 in every layout | no kernel yet: a clear error | F16, BF16, FP8 (Shuffled, Vllm); MXFP4 on gfx950 (Hnd, Nhd) |
-//! | windows, sinks, softcap, ragged batches, per-head tables, LSE | yes | | yes |
-//! | head_dim; page size | multiples of 8 to 1024; 1 to 1024 | | 64, 128, 192, 256, 512, 1024; powers of two from 8 (FP8: 16) to 1024 |
-//! | graphs, plans made on the device | | | yes |
-//! | checked | against float64 | | against float64, on a simulator of the GPU's instructions |
+//! | K and V | F32, F16, BF16, FP8, MXFP4 in every layout | the same; on tensor cores F16, BF16 and FP8 in Nhd and Hnd | F16, BF16, FP8 (Shuffled, Vllm); MXFP4 on gfx950 (Hnd, Nhd) |
+//! | windows, sinks, softcap, ragged batches, per-head tables, LSE | yes | yes | yes |
+//! | head_dim; page size | multiples of 8 to 1024; 1 to 1024 | the same; on tensor cores 64, 128 and 256 (FP8: 128, 256) | 64, 128, 192, 256, 512, 1024; powers of two from 8 (FP8: 16) to 1024 |
+//! | cache writes | yes | not yet: a clear error | yes |
+//! | graphs, plans made on the device | | yes | yes |
+//! | checked | against float64 | against float64, on an H200 | against float64, on a simulator of the GPU's instructions |
 //!
 //! # Features
 //!
 //! - `rocm`: AMD GPUs, the module `rocm`: [`cache::PagedKvCache`] and [`AppendAndAttend`] on a device that
 //!   candle has no tensors for, and calls over tensors there. Nothing of ROCm is linked: it is looked for when a device is opened.
+//! - `cuda`: NVIDIA GPUs, calls over tensors of candle's CUDA device: the module `cuda`.
+//! - `nvrtc`: the compiler of NVIDIA kernels without a device, to fill the cache of compiled kernels.
 //!
 //! # Environment
 //!
@@ -49,7 +52,8 @@
 //! | `CANDLE_PAGED_ATTN_CPU_ISA` | the CPU's instruction set: see [`cpu_instruction_sets`] |
 //! | `CANDLE_PAGED_ATTN_RECORD` | a folder into which every call is recorded: see [`Case`] |
 //! | `CANDLE_PAGED_ATTN_CLANG`, `ROCM_PATH` | the compiler of AMD kernels (`rocm`) |
-//! | `CANDLE_PAGED_ATTN_CACHE`, `XDG_CACHE_HOME` | where compiled kernels are kept (`rocm`) |
+//! | `CANDLE_PAGED_ATTN_NVRTC`, `CUDA_HOME` | the compiler of NVIDIA kernels (`cuda`) |
+//! | `CANDLE_PAGED_ATTN_CACHE`, `XDG_CACHE_HOME` | where compiled kernels are kept (`rocm`, `cuda`) |
 //! | `HIP_PATH`, `ROCM_PATH` | where the HIP runtime is looked for (`rocm`) |
 
 #![warn(missing_docs)]
