@@ -9,7 +9,7 @@ use candle::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
 use candle::{CudaDevice, DType, Device, Result, bail};
 
 use super::launch::Kernel;
-use super::specialize::{self, WriteKey};
+use super::specialize;
 use crate::jit::{Compiler, JitSettings};
 use crate::registry::{Arch, ArchName, Selection};
 
@@ -26,7 +26,6 @@ enum KernelId {
     Tile(crate::registry::KernelKey),
     Reduce { head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize },
     Plan { bucket: usize, ragged: bool },
-    Write(WriteKey),
 }
 
 /// By ordinal: candle uses the primary context, in which modules are loaded once for all its devices.
@@ -81,10 +80,6 @@ impl Gpu {
     pub fn planner(&self, stream: &CudaStream, rows: usize, ragged: bool) -> Result<Kernel> {
         let id = KernelId::Plan { bucket: crate::plan::batch_bucket(rows), ragged };
         self.kernel(stream, id, 0, || specialize::plan(&self.arch, rows, ragged))
-    }
-
-    pub fn writer(&self, stream: &CudaStream, key: &WriteKey) -> Result<Kernel> {
-        self.kernel(stream, KernelId::Write(*key), 0, || specialize::write(key))
     }
 
     /// The kernel `id`: loaded before, or compiled (or found in the cache) and loaded now.

@@ -57,6 +57,7 @@ const CLUSTER: usize = 1;
 pub const REDUCER_WARPS: [usize; 3] = [1, 4, 8];
 
 /// Warps for a plan whose rows may have `partials` partial results each.
+#[cfg(feature = "cuda")]
 pub(crate) fn reducer_warps(partials: usize) -> usize {
     match partials {
         0..=8 => 1,
@@ -66,6 +67,7 @@ pub(crate) fn reducer_warps(partials: usize) -> usize {
 }
 
 /// Query heads of a reducer's block, and its threads.
+#[cfg(feature = "cuda")]
 pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
     if warps == 1 { (4, 128) } else { (1, warps * 32) }
 }

@@ -120,6 +120,7 @@ pub(crate) struct PlanArgs {
     pub max_partitions: u32,
 }
 
+#[cfg(feature = "rocm")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteArgs {

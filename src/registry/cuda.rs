@@ -88,6 +88,7 @@ fn plain_shared_bytes(head_dim: usize) -> usize {
 }
 
 /// Query rows of one block of a kernel chosen here.
+#[cfg(feature = "nvrtc")]
 pub(crate) fn block_rows(key: &KernelKey) -> usize {
     key.cuda.map_or_else(|| plain_rows(key.head_dim), |shape| shape.rows())
 }
