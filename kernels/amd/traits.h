@@ -3,6 +3,10 @@
 
 #include "gcn.h"
 
+#if !defined(__gfx942__) && !defined(__gfx950__)
+#error "the tile is written for gfx942 and gfx950"
+#endif
+
 namespace pa {
 
 enum class Query { BF16, F16, F32 };
@@ -76,7 +80,7 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= 24;
+    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
 #if defined(__gfx950__)

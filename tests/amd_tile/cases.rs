@@ -3,7 +3,7 @@
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
-use cdna_sim::CodeObject;
+use cdna_sim::{Class, CodeObject, Counters};
 use testkit::cases::{CaseSpec, Poison, Scales};
 use testkit::quantized::{self, Fp8};
 use testkit::reference::floats;
@@ -331,6 +331,49 @@ fn registers_and_lds() {
                 println!("{row} {registers} | {scratch} | {lds} | {} |", (512 / registers).min(8));
                 assert!(lds <= selection.lds_bytes, "{row} {lds} of {} bytes of LDS", selection.lds_bytes);
                 assert!(scratch == 0 || head_dim > 256, "{row} spills {scratch} bytes");
+            }
+        }
+    }
+}
+
+/// What one more tile costs, per wave: two barriers an M-tile, K and V read once for all M-tiles, few LDS bank conflicts, no scratch.
+#[test]
+fn a_steady_tile() {
+    require_clang!();
+    println!(
+        "| arch | KV | scales | M-tiles | instructions | VALU | MFMA | LDS | bank conflict cycles | barriers | global bytes of the workgroup |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    let modes = [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::Scalar), (KvDtype::Fp8, Scales::PerToken)];
+    for (kv_dtype, scales) in modes {
+        for m_tiles in [1, 4] {
+            for arch in archs() {
+                let run = |tiles: i64| {
+                    let spec = CaseSpec { group: 16, page_size: 128, query_lens: vec![m_tiles], lens: vec![256 * tiles], ..base() };
+                    let spec = CaseSpec { kv_dtype, scales, workgroup_budget: Some(1), ..spec };
+                    let call = TileCall::new(spec.build().unwrap(), arch.clone()).unwrap();
+                    assert_eq!(call.selection.key.m_tiles, m_tiles);
+                    call.run().unwrap().counters
+                };
+                let (few, more) = (run(4), run(5));
+                let per_wave = |count: fn(&Counters) -> u64| (count(&more) - count(&few)) / 4;
+                let bytes = more.global_loaded - few.global_loaded;
+                let barriers = per_wave(|c| c.class(Class::Barrier));
+                let row = format!("| {} | {} | {scales:?} | {m_tiles} |", arch.name, kv_dtype.name());
+                println!(
+                    "{row} {} | {} | {} | {} | {} | {barriers} | {bytes} |",
+                    per_wave(Counters::instructions),
+                    per_wave(|c| c.class(Class::Vector) + c.class(Class::Transcendental)),
+                    per_wave(|c| c.mfma.values().sum()),
+                    per_wave(|c| c.lds_accesses),
+                    per_wave(|c| c.lds_bank_conflicts),
+                );
+                assert_eq!(barriers, 2 * m_tiles as u64, "{row}");
+                // Lanes of a row load the same scales.
+                let scale_bytes = if scales == Scales::PerToken { 2 * 256 * 4 * 16 } else { 0 };
+                let cache = 2 * 256 * 128 * if kv_dtype == KvDtype::Fp8 { 1 } else { 2 };
+                assert_eq!(bytes, cache + scale_bytes + 2 * 4, "{row}");
+                assert_eq!(more.scratch, 0, "{row}");
             }
         }
     }
