@@ -75,6 +75,15 @@ impl CustomOp3 for AppendAndAttend<'_> {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
+        let rows: usize = q_layout.dims().iter().rev().skip(2).product();
+        if k_layout.dims().first() != Some(&rows) {
+            bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k_layout.dims(), q_layout.dims())
+        }
+        #[cfg(feature = "rocm")]
+        if let Some(pages) = self.cache.rocm() {
+            let out = pages.append_and_attend(self, (q, q_layout), (k, k_layout), (v, v_layout))?;
+            return Ok((out, q_layout.shape().clone()));
+        }
         let layer = self.cache.layer(self.layer)?;
         let scales = [("k_scale", layer.k_scale.tensor()), ("v_scale", layer.v_scale.tensor())];
         let tensors = [("key_cache", Some(&layer.key)), ("value_cache", Some(&layer.value))].into_iter().chain(scales);
@@ -82,10 +91,6 @@ impl CustomOp3 for AppendAndAttend<'_> {
             if shares_storage(tensor, q) {
                 bail!("q: shares its storage with {name}, which is to be written; pass a copy")
             }
-        }
-        let rows: usize = q_layout.dims().iter().rev().skip(2).product();
-        if k_layout.dims().first() != Some(&rows) {
-            bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k_layout.dims(), q_layout.dims())
         }
         let decode = self.decode(layer);
         let call = with_cache(&layer.key, &layer.value, |key, value| decode.prepare((q, q_layout), key, value, None))?;

@@ -1,6 +1,8 @@
 //! The op: [`PagedDecode`] and the free functions around it.
 
+pub(crate) mod call;
 mod cpu;
+pub(crate) mod decide;
 pub(crate) mod elements;
 pub(crate) mod host;
 pub(crate) mod locks;
@@ -11,6 +13,8 @@ use candle::op::BackpropOp;
 use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail};
 
 pub(crate) use cpu::Operand;
+#[cfg(feature = "rocm")]
+pub(crate) use cpu::row_strides;
 use host::cpu_storage;
 use locks::{Locks, storage_address};
 pub use merge::merge_attention_states;

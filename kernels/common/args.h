@@ -39,9 +39,10 @@ struct TileArgs {
     int rows;                       // rows that a (slot, KV head) has room for: grid.z * M_TILES * 16
 };
 
-// Merges partial results: one plan row's tasks for each query row and head. Grid: x query rows of a sequence (token), y q heads, z sequences.
+// Merges partial results: one plan row's tasks for each query row and head. Grid: x query rows of a sequence (token) times the chunks of
+// head_dim (256 dims where that divides it, else 128, else 64; token major), y q heads, z sequences. Blocks of PA_THREADS (64, 256 or 1024).
 struct ReduceArgs {
-    const ReduceInfo *reduce;  // [plan_rows]
+    const ReduceInfo *reduce;  // [plan_rows], or null: plan-free, each row is one task in the slot of its number
     const float *partial;      // as TileArgs::out
     const float *statistics;   // float2, as the tile's
     const float *sinks;        // [q_heads], or null
@@ -65,12 +66,13 @@ struct PlanArgs {
     unsigned max_partitions;   // 2^32 - 1: no limit
 };
 
-// Writes new tokens into their pages. Grid: x tokens, y KV heads.
+// Writes new tokens into their pages. Grid: x sixteens of tokens, y KV heads, z K and V. Blocks of 256. Of tokens that share a slot any one, or
+// parts of several, may stay: the host leaves one.
 struct WriteArgs {
     const void *k, *v;         // [tokens, kv_heads, head_dim], last dim contiguous
     const long *slots;         // [tokens]: page * page_size + offset; negative or past the cache: not written
     void *key, *value;
-    void *k_scale, *v_scale;   // scalar: one F32 to divide by; per token and block: written
+    void *k_scale, *v_scale;   // scalar, or per token with strides of 0: one F32 to divide by; per token and block: written
     long k_row, k_head, v_row, v_head;
     Paged key_stride, value_stride, k_scale_stride, v_scale_stride;
     int tokens, kv_heads, pages;

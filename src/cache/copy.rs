@@ -13,13 +13,16 @@ const OP: &str = "copy_pages";
 /// checked before the first copy.
 pub fn copy_pages(cache: &LayerCache, layout: CacheLayout, pairs: &[(u32, u32)]) -> Result<()> {
     let form = LayerForm::of(OP, cache, layout)?;
-    let limit = form.dims.pages;
-    for (at, &(src, dst)) in pairs.iter().enumerate() {
-        if src as usize >= limit || dst as usize >= limit {
-            bail!("pairs: ({src}, {dst}) at index {at} in a cache of {limit} pages")
-        }
-    }
+    check_pairs(pairs, form.dims.pages)?;
     form.tensors().try_for_each(|(_, tensor)| tensor.inplace_op1(&CopyPages { pairs }))
+}
+
+/// Refuses page ids past a cache of `limit` pages.
+pub(crate) fn check_pairs(pairs: &[(u32, u32)], limit: usize) -> Result<()> {
+    match pairs.iter().enumerate().find(|&(_, &(src, dst))| src as usize >= limit || dst as usize >= limit) {
+        Some((at, (src, dst))) => bail!("pairs: ({src}, {dst}) at index {at} in a cache of {limit} pages"),
+        None => Ok(()),
+    }
 }
 
 struct CopyPages<'a> {

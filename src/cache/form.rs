@@ -4,6 +4,7 @@ use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 
 use super::overlap::overlap;
 use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
+use crate::op::call::Meta;
 use crate::op::locks::storage_address;
 use crate::op::shapes::check_last_contiguous;
 use crate::options::KvScale;
@@ -158,19 +159,7 @@ fn check_tensor(op: &str, name: &str, tensor: &Tensor) -> Result<()> {
 
 /// Refuses a layout that reaches past its storage.
 pub(crate) fn check_bounds(name: &str, storage: &CpuStorage, layout: &Layout) -> Result<()> {
-    if layout.dims().contains(&0) {
-        return Ok(());
-    }
-    let last = layout
-        .stride()
-        .iter()
-        .zip(layout.dims())
-        .try_fold(layout.start_offset(), |at, (stride, size)| at.checked_add(stride.checked_mul(size - 1)?));
-    let len = storage_len(storage)?;
-    match last {
-        Some(last) if last < len => Ok(()),
-        _ => bail!("{name}: {:?} with strides {:?} reaches past its storage of {len} elements", layout.dims(), layout.stride()),
-    }
+    Meta::of(storage, layout).check_bounds(name, storage_len(storage)?)
 }
 
 fn storage_len(storage: &CpuStorage) -> Result<usize> {

@@ -14,8 +14,25 @@ const OP: &str = "gather";
 ///
 /// Page ids that hold none of the first `len` tokens are not looked at.
 pub fn gather(cache: &LayerCache, layout: CacheLayout, pages: &[u32], len: usize) -> Result<(Tensor, Tensor)> {
+    gather_as(cache, layout, pages, len, fp8::decode_e4m3)
+}
+
+/// [`gather`] of a cache whose FP8 codes mean what `fp8` says.
+pub(crate) fn gather_as(
+    cache: &LayerCache,
+    layout: CacheLayout,
+    pages: &[u32],
+    len: usize,
+    fp8: fn(u8) -> f32,
+) -> Result<(Tensor, Tensor)> {
     let form = LayerForm::of(OP, cache, layout)?;
-    let CacheDims { pages: limit, page_size, .. } = form.dims;
+    let pages = needed_pages(form.dims, pages, len)?;
+    Ok((gather_side(&form, &form.key, pages, len, fp8)?, gather_side(&form, &form.value, pages, len, fp8)?))
+}
+
+/// The ids that hold the first `len` tokens, each within the cache.
+pub(crate) fn needed_pages(dims: CacheDims, pages: &[u32], len: usize) -> Result<&[u32]> {
+    let CacheDims { pages: limit, page_size, .. } = dims;
     let needed = len.div_ceil(page_size);
     let Some(pages) = pages.get(..needed) else {
         bail!("pages: {len} tokens are {needed} pages of {page_size}, got {} page ids", pages.len())
@@ -23,10 +40,10 @@ pub fn gather(cache: &LayerCache, layout: CacheLayout, pages: &[u32], len: usize
     if let Some((at, page)) = pages.iter().enumerate().find(|&(_, &page)| page as usize >= limit) {
         bail!("pages: page id {page} at index {at} in a cache of {limit} pages")
     }
-    Ok((gather_side(&form, &form.key, pages, len)?, gather_side(&form, &form.value, pages, len)?))
+    Ok(pages)
 }
 
-fn gather_side(form: &LayerForm, side: &Side, pages: &[u32], len: usize) -> Result<Tensor> {
+fn gather_side(form: &LayerForm, side: &Side, pages: &[u32], len: usize, fp8: fn(u8) -> f32) -> Result<Tensor> {
     let CacheDims { page_size, kv_heads, head_dim, .. } = form.dims;
     let (cache, _) = side.cache.storage_and_layout();
     let scales = side.scale.paged().map(Tensor::storage_and_layout);
@@ -34,7 +51,7 @@ fn gather_side(form: &LayerForm, side: &Side, pages: &[u32], len: usize) -> Resu
         None => None,
         Some((storage, layout)) => Some((cpu(storage)?, KvStrides::of_scale(layout))),
     };
-    let reader = Reader { cache: cpu(&cache)?, strides: side.strides, scale: &side.scale, scales };
+    let reader = Reader { cache: cpu(&cache)?, strides: side.strides, scale: &side.scale, scales, fp8 };
     let mut out = vec![0f32; len * kv_heads * head_dim];
     out.par_chunks_exact_mut(kv_heads * head_dim).enumerate().with_min_len(16).for_each(|(token, out)| {
         let page = pages[token / page_size] as usize;
@@ -58,6 +75,7 @@ struct Reader<'a> {
     strides: KvStrides,
     scale: &'a ScaleForm<'a>,
     scales: Option<(&'a CpuStorage, KvStrides)>,
+    fp8: fn(u8) -> f32,
 }
 
 impl Reader<'_> {
@@ -66,7 +84,7 @@ impl Reader<'_> {
             CpuStorage::F32(cache) => take_row(cache, &self.strides, at, out),
             CpuStorage::F16(cache) => self.decode(cache, at, out, half::f16::to_f32),
             CpuStorage::BF16(cache) => self.decode(cache, at, out, half::bf16::to_f32),
-            CpuStorage::F8E4M3(cache) => self.decode(cache, at, out, |code| fp8::decode_e4m3(code.to_bits())),
+            CpuStorage::F8E4M3(cache) => self.decode(cache, at, out, |code| (self.fp8)(code.to_bits())),
             CpuStorage::U8(cache) => return self.read_blocks(cache, at, out),
             _ => unreachable!("LayerForm admits KV dtypes only"),
         }

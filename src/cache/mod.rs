@@ -17,7 +17,9 @@ pub use copy::copy_pages;
 pub use gather::gather;
 pub use layout::{CacheDims, CacheLayout, KvDtype, KvStrides, MXFP4_BLOCK};
 pub use pool::{Append, NO_PAGE, PagePool, SeqId};
-pub use store::{CacheConfig, LayerCache, PagedKvCache, Quantization};
+pub use store::{CacheConfig, LayerCache, PagedKvCache, Placement, Quantization};
 pub use write::reshape_and_cache;
 
 pub(crate) use form::{check_bounds, shares_storage};
+#[cfg(feature = "rocm")]
+pub(crate) use {copy::check_pairs, gather::gather_as, gather::needed_pages, store::layer_of, write::check_tokens};

@@ -14,7 +14,7 @@ use crate::quant::{fp8, mxfp4};
 const PARALLEL: usize = 1 << 16;
 
 /// New tokens' k or v `[tokens, kv_heads, head_dim]`, head_dim contiguous.
-pub(super) struct Source<'a> {
+pub(crate) struct Source<'a> {
     data: SourceData<'a>,
     start: usize,
     token_stride: usize,

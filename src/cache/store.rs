@@ -6,6 +6,44 @@ use super::write::reshape_and_cache_storage;
 use super::{CacheDims, CacheLayout, KvDtype, MXFP4_BLOCK, copy_pages, gather, reshape_and_cache};
 use crate::options::{DecodeOptions, KvScale};
 use crate::registry::{Arch, preferred_layout};
+#[cfg(feature = "rocm")]
+use crate::rocm::{RocmDevice, RocmOptions, RocmPages, RocmTensor};
+
+/// Where a cache lives: a candle device, or a device that candle has no storage for.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Placement<'a> {
+    /// A device of candle's.
+    Candle(&'a Device),
+    /// An AMD GPU.
+    #[cfg(feature = "rocm")]
+    Rocm(&'a RocmDevice),
+}
+
+impl<'a> From<&'a Device> for Placement<'a> {
+    fn from(device: &'a Device) -> Self {
+        Self::Candle(device)
+    }
+}
+
+#[cfg(feature = "rocm")]
+impl<'a> From<&'a RocmDevice> for Placement<'a> {
+    fn from(device: &'a RocmDevice) -> Self {
+        Self::Rocm(device)
+    }
+}
+
+impl Placement<'_> {
+    /// The layout that the device's kernels read fastest.
+    fn preferred_layout(self, dtype: KvDtype) -> Result<CacheLayout> {
+        Ok(match self {
+            // The CPU's, the one candle device this build has kernels for.
+            Self::Candle(_) => preferred_layout(&Arch::host()?, dtype),
+            #[cfg(feature = "rocm")]
+            Self::Rocm(device) => preferred_layout(device.arch(), dtype),
+        })
+    }
+}
 
 /// How an 8-bit or 4-bit cache scales what it stores.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,20 +85,28 @@ pub struct CacheConfig {
 pub struct PagedKvCache {
     config: CacheConfig,
     layout: CacheLayout,
-    layers: Vec<LayerCache>,
+    pages: Pages,
 }
 
-/// One layer's tensors.
+/// Every layer's tensors, by the kind of device they are on.
 #[derive(Clone, Debug)]
-pub struct LayerCache {
+enum Pages {
+    Candle(Vec<LayerCache>),
+    #[cfg(feature = "rocm")]
+    Rocm(RocmPages),
+}
+
+/// One layer's tensors, of type `T`.
+#[derive(Clone, Debug)]
+pub struct LayerCache<T = Tensor> {
     /// K, shaped as [`CacheLayout::key_shape`] says.
-    pub key: Tensor,
+    pub key: T,
     /// V, shaped as [`CacheLayout::value_shape`] says.
-    pub value: Tensor,
+    pub value: T,
     /// The factor from K's stored elements to values.
-    pub k_scale: KvScale,
+    pub k_scale: KvScale<T>,
     /// The factor from V's stored elements to values.
-    pub v_scale: KvScale,
+    pub v_scale: KvScale<T>,
 }
 
 impl CacheConfig {
@@ -109,14 +155,21 @@ impl CacheConfig {
         }
     }
 
-    fn layer(&self, layout: CacheLayout, device: &Device) -> Result<LayerCache> {
+    /// One layer whose tensors `zeros` makes; `factor` times what the configuration says is each scalar scale.
+    pub(crate) fn layer<T>(
+        &self,
+        layout: CacheLayout,
+        factor: f32,
+        zeros: impl Fn(Vec<usize>, DType) -> Result<T>,
+    ) -> Result<LayerCache<T>> {
         let CacheDims { pages, page_size, kv_heads, head_dim } = self.dims;
-        let scale = |factor: f32| -> Result<KvScale> {
+        let scale = |scalar: f32| -> Result<KvScale<T>> {
             Ok(match self.quantization {
-                Quantization::None => KvScale::None,
-                Quantization::Scalar { .. } => KvScale::Scalar(factor),
-                Quantization::PerToken => KvScale::Tensor(zeros(vec![pages, kv_heads, page_size], DType::F32, device)?),
-                Quantization::Block => KvScale::Tensor(zeros(vec![pages, kv_heads, page_size, head_dim / MXFP4_BLOCK], DType::U8, device)?),
+                Quantization::None if factor == 1.0 || self.dtype != KvDtype::Fp8 => KvScale::None,
+                Quantization::None => KvScale::Scalar(factor),
+                Quantization::Scalar { .. } => KvScale::Scalar(scalar * factor),
+                Quantization::PerToken => KvScale::Tensor(zeros(vec![pages, kv_heads, page_size], DType::F32)?),
+                Quantization::Block => KvScale::Tensor(zeros(vec![pages, kv_heads, page_size, head_dim / MXFP4_BLOCK], DType::U8)?),
             })
         };
         let (k, v) = match self.quantization {
@@ -124,8 +177,8 @@ impl CacheConfig {
             _ => (1.0, 1.0),
         };
         Ok(LayerCache {
-            key: zeros(layout.key_shape(self.dims, self.dtype), self.dtype.dtype(), device)?,
-            value: zeros(layout.value_shape(self.dims, self.dtype), self.dtype.dtype(), device)?,
+            key: zeros(layout.key_shape(self.dims, self.dtype), self.dtype.dtype())?,
+            value: zeros(layout.value_shape(self.dims, self.dtype), self.dtype.dtype())?,
             k_scale: scale(k)?,
             v_scale: scale(v)?,
         })
@@ -142,16 +195,24 @@ fn zeros(shape: Vec<usize>, dtype: DType, device: &Device) -> Result<Tensor> {
 }
 
 impl PagedKvCache {
-    /// Zeroed pages on `device`. Refuses sizes, dtypes and scales that do not go together, and sizes that memory cannot hold.
-    pub fn new(config: CacheConfig, device: &Device) -> Result<Self> {
+    /// Zeroed pages on `device`, a `&Device` of candle's or a device of a backend here. Refuses sizes, dtypes and scales that do not go
+    /// together, and sizes that memory cannot hold.
+    pub fn new<'a>(config: CacheConfig, device: impl Into<Placement<'a>>) -> Result<Self> {
+        let placement = device.into();
         let layout = match config.layout {
             Some(layout) => layout,
-            // The CPU's, the one device this build has kernels for.
-            None => preferred_layout(&Arch::host()?, config.dtype),
+            None => placement.preferred_layout(config.dtype)?,
         };
         config.check(layout)?;
-        let layers = (0..config.layers).map(|_| config.layer(layout, device)).collect::<Result<_>>()?;
-        Ok(Self { config, layout, layers })
+        let pages = match placement {
+            Placement::Candle(device) => {
+                let layer = |_| config.layer(layout, 1.0, |shape, dtype| zeros(shape, dtype, device));
+                Pages::Candle((0..config.layers).map(layer).collect::<Result<_>>()?)
+            }
+            #[cfg(feature = "rocm")]
+            Placement::Rocm(device) => Pages::Rocm(RocmPages::new(&config, layout, device)?),
+        };
+        Ok(Self { config, layout, pages })
     }
 
     /// What the cache was made from.
@@ -165,10 +226,35 @@ impl PagedKvCache {
     }
 
     /// The tensors of a layer.
+    ///
+    /// # Errors
+    /// A layer that is not there; a cache on a device for which candle has no tensors.
     pub fn layer(&self, layer: usize) -> Result<&LayerCache> {
-        match self.layers.get(layer) {
-            Some(cache) => Ok(cache),
-            None => bail!("layer: {layer} of a cache of {} layers", self.layers.len()),
+        match &self.pages {
+            Pages::Candle(layers) => layer_of(layers, layer),
+            #[cfg(feature = "rocm")]
+            Pages::Rocm(pages) => bail!("layer: this cache is on {}, where candle has no tensors: see rocm_layer", pages.device().name()),
+        }
+    }
+
+    /// The tensors of a layer on an AMD GPU.
+    ///
+    /// # Errors
+    /// A layer that is not there; a cache that is on a candle device.
+    #[cfg(feature = "rocm")]
+    pub fn rocm_layer(&self, layer: usize) -> Result<&LayerCache<RocmTensor>> {
+        match &self.pages {
+            Pages::Rocm(pages) => layer_of(pages.layers(), layer),
+            Pages::Candle(_) => bail!("rocm_layer: this cache is on a candle device: see layer"),
+        }
+    }
+
+    /// The pages on an AMD GPU, where they are on one.
+    #[cfg(feature = "rocm")]
+    pub(crate) fn rocm(&self) -> Option<&RocmPages> {
+        match &self.pages {
+            Pages::Rocm(pages) => Some(pages),
+            Pages::Candle(_) => None,
         }
     }
 
@@ -179,10 +265,21 @@ impl PagedKvCache {
         Ok(DecodeOptions { layout: self.layout, k_scale, v_scale, ..DecodeOptions::default() })
     }
 
-    /// Writes k and v `[tokens, kv_heads, head_dim]` (F32, F16 or BF16) to `slot_mapping` I64 `[tokens]`, quantizing as configured:
-    /// [`reshape_and_cache`] on one layer.
+    /// [`PagedKvCache::decode_options`] for [`crate::rocm::decode`] over [`PagedKvCache::rocm_layer`]'s tensors.
+    #[cfg(feature = "rocm")]
+    pub fn rocm_decode_options(&self, layer: usize) -> Result<RocmOptions> {
+        let LayerCache { k_scale, v_scale, .. } = self.rocm_layer(layer)?.clone();
+        Ok(DecodeOptions { layout: self.layout, k_scale, v_scale, ..DecodeOptions::default() })
+    }
+
+    /// Writes k and v `[tokens, kv_heads, head_dim]` (F32, F16 or BF16, on the CPU where the cache is on a device that candle does not have) to
+    /// `slot_mapping` I64 `[tokens]`, quantizing as configured: [`reshape_and_cache`] on one layer.
     pub fn write(&self, layer: usize, k: &Tensor, v: &Tensor, slot_mapping: &Tensor) -> Result<()> {
-        reshape_and_cache(k, v, slot_mapping, self.layer(layer)?, self.layout)
+        match &self.pages {
+            Pages::Candle(layers) => reshape_and_cache(k, v, slot_mapping, layer_of(layers, layer)?, self.layout),
+            #[cfg(feature = "rocm")]
+            Pages::Rocm(pages) => pages.write(layer, k, v, slot_mapping),
+        }
     }
 
     /// [`PagedKvCache::write`] from inside an op, where candle has lent the storages of k and v.
@@ -201,11 +298,27 @@ impl PagedKvCache {
         if pairs.is_empty() {
             return Ok(());
         }
-        self.layers.iter().try_for_each(|layer| copy_pages(layer, self.layout, pairs))
+        match &self.pages {
+            Pages::Candle(layers) => layers.iter().try_for_each(|layer| copy_pages(layer, self.layout, pairs)),
+            #[cfg(feature = "rocm")]
+            Pages::Rocm(rocm) => rocm.copy_pages(pairs),
+        }
     }
 
-    /// The first `len` tokens of `pages` as contiguous F32 k and v `[len, kv_heads, head_dim]`, scales applied: [`gather`].
+    /// The first `len` tokens of `pages` as contiguous F32 k and v `[len, kv_heads, head_dim]` on the CPU, scales applied: [`gather`].
     pub fn gather(&self, layer: usize, pages: &[u32], len: usize) -> Result<(Tensor, Tensor)> {
-        gather(self.layer(layer)?, self.layout, pages, len)
+        match &self.pages {
+            Pages::Candle(layers) => gather(layer_of(layers, layer)?, self.layout, pages, len),
+            #[cfg(feature = "rocm")]
+            Pages::Rocm(rocm) => rocm.gather(layer, pages, len),
+        }
+    }
+}
+
+/// A layer, or an error that names it.
+pub(crate) fn layer_of<T>(layers: &[LayerCache<T>], layer: usize) -> Result<&LayerCache<T>> {
+    match layers.get(layer) {
+        Some(cache) => Ok(cache),
+        None => bail!("layer: {layer} of a cache of {} layers", layers.len()),
     }
 }

@@ -50,15 +50,25 @@ pub(crate) fn reshape_and_cache_storage(
             }
         }
     }
-    let k = Source::new("k", k, k_layout, form.dims)?;
-    let v = Source::new("v", v, v_layout, form.dims)?;
-    if k.tokens != v.tokens {
-        bail!("v: {} tokens beside k's {}", v.tokens, k.tokens)
-    }
-    let slots = checked_slots(slot_mapping, k.tokens, form.dims)?;
+    let (k, v, slots) = check_tokens((k, k_layout), (v, v_layout), slot_mapping, form.dims)?;
     let (k, v) = (encode(&k, form.dtype, &form.key.scale), encode(&v, form.dtype, &form.value.scale));
     scatter_side(&form, &form.key, &k, &slots)?;
     scatter_side(&form, &form.value, &v, &slots)
+}
+
+/// New tokens that fit a cache of `dims`: k, v, and a slot for each.
+pub(crate) fn check_tokens<'a>(
+    (k, k_layout): (&'a CpuStorage, &Layout),
+    (v, v_layout): (&'a CpuStorage, &Layout),
+    slot_mapping: &Tensor,
+    dims: CacheDims,
+) -> Result<(Source<'a>, Source<'a>, Vec<i64>)> {
+    let (k, v) = (Source::new("k", k, k_layout, dims)?, Source::new("v", v, v_layout, dims)?);
+    if k.tokens != v.tokens {
+        bail!("v: {} tokens beside k's {}", v.tokens, k.tokens)
+    }
+    let slots = checked_slots(slot_mapping, k.tokens, dims)?;
+    Ok((k, v, slots))
 }
 
 /// The slots, each negative or within the cache.

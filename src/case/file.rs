@@ -296,6 +296,7 @@ impl<'a> File<'a> {
             v_scale: self.scale("value_cache", "v_scale", "value_block_scale")?,
             layout,
             query_start: self.optional("query_start")?,
+            max_query_len: None,
             plan: self.plan()?,
             max_partitions: self.number("max_partitions")?,
             workgroup_budget: self.number("workgroup_budget")?,

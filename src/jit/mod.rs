@@ -1,1 +1,25 @@
-//! Kernel source and specialization to code object, with an on-disk cache: clang for AMD.
+//! From kernel sources and a specialization to a code object: an on-disk cache, and clang where the cache has no entry.
+//!
+//! The sources are part of this crate. A kernel is compiled on first use by a clang of version 20 or newer, LLVM's or ROCm's; ROCm's headers and
+//! device libraries are not needed. What was compiled is kept in a cache folder that processes share, so each kernel costs its seconds
+//! once; a cache filled beforehand (`examples/precompile`) makes the compiler unnecessary.
+//!
+//! | environment | what it sets |
+//! |---|---|
+//! | `CANDLE_PAGED_ATTN_CLANG` | the compiler; only this one is tried |
+//! | `ROCM_PATH` | its `llvm/bin/clang` is tried first, then `/opt/rocm/llvm/bin/clang`, then PATH: `clang`, `clang-24` to `clang-20` |
+//! | `CANDLE_PAGED_ATTN_CACHE` | the cache folder; else `$XDG_CACHE_HOME/candle-paged-attn`, else `~/.cache/candle-paged-attn` |
+
+mod cache;
+mod clang;
+mod compiler;
+mod event;
+mod recipe;
+mod search;
+mod sources;
+mod specialization;
+
+pub use compiler::{Compiler, JitSettings};
+pub use event::{JitEvent, Progress};
+pub use sources::Source;
+pub use specialization::Specialization;

@@ -2,34 +2,34 @@
 
 use std::sync::Arc;
 
-use candle::backend::BackendStorage;
 use candle::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
+use super::PagedDecode;
+use super::call::{Call, Described, Meta, options_meta};
+use super::decide::{HostTables, Prepared};
 use super::elements::offsets;
 use super::host::{self, cpu_storage};
 use super::locks::Locks;
-use super::shapes::{Meta, Shapes};
-use super::{CallSummary, PagedDecode};
 use crate::cache::{KvDtype, check_bounds};
 use crate::case;
-use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Row, Scale};
+use crate::cpu::{self, Job, KvData, KvView, Output, OutputData, QueryData, QueryView, Scale};
 use crate::options::{KvScale, PlanChoice};
-use crate::plan::{HostPlan, PlanRequest};
-use crate::registry::{self, Arch, Problem, Selection};
+use crate::plan::HostPlan;
+use crate::registry::{self, Arch};
 
 /// A tensor's storage with its layout.
 pub(crate) type Operand<'a> = (&'a CpuStorage, &'a Layout);
 
 /// `[rows, heads, head_dim]` seen through strides.
-struct RowStrides {
+pub(crate) struct RowStrides {
     start: usize,
-    row: usize,
-    head: usize,
+    pub row: usize,
+    pub head: usize,
 }
 
 /// q's, k's or out's 3-D strides; `None` where a 4-D layout's two leading dims do not fold into one.
-fn row_strides(layout: &Layout) -> Option<RowStrides> {
+pub(crate) fn row_strides(layout: &Layout) -> Option<RowStrides> {
     let (start, s, d) = (layout.start_offset(), layout.stride(), layout.dims());
     match d.len() {
         3 => Some(RowStrides { start, row: s[0], head: s[1] }),
@@ -39,19 +39,7 @@ fn row_strides(layout: &Layout) -> Option<RowStrides> {
     }
 }
 
-/// A call that was checked, planned, and given a kernel.
-pub(crate) struct Prepared {
-    shapes: Shapes,
-    rows: Vec<Row>,
-    plan: Arc<HostPlan>,
-    selection: Selection,
-}
-
 impl Prepared {
-    pub(super) fn summary(self) -> CallSummary {
-        CallSummary { selection: self.selection, tasks: self.plan.tasks() }
-    }
-
     /// An LSE of -inf for every row and head.
     pub(super) fn empty_lse(&self) -> Result<Vec<f32>> {
         let elements = self.shapes.rows * self.shapes.q_heads;
@@ -66,23 +54,35 @@ impl Prepared {
 }
 
 impl PagedDecode {
-    /// All that is decided before anything is computed: every check, the plan, the kernel. `out` is the output, where it is given.
+    /// The decisions of a call on the CPU. `out` is the output, where it is given.
     pub(crate) fn prepare(&self, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>, out: Option<Operand<'_>>) -> Result<Prepared> {
         case::check_recorder()?;
-        let [query, keys, values] = [q, key, value].map(|(storage, layout)| Meta { dtype: BackendStorage::dtype(storage), layout });
-        let shapes = Shapes::new(query, keys, values, &self.block_tables, &self.context_lens, &self.options)?;
         let operands = [("q", q), ("key_cache", key), ("value_cache", value)].into_iter().chain(out.map(|out| ("out", out)));
+        let call = self.call([q, key, value].map(|(storage, layout)| Meta::of(storage, layout)), out.map(|(_, layout)| layout));
+        let prepared = Prepared::new(&call, &self.host_tables(), self.given_plan()?, &Arch::host()?, registry::select)?;
         for (name, (storage, layout)) in operands {
             check_bounds(name, storage, layout)?;
         }
-        let rows = host::rows(&shapes, &self.context_lens, &self.options)?;
-        let (storage, layout) = self.block_tables.storage_and_layout();
-        let table = host::page_table(&shapes, cpu_storage("block_tables", &storage)?, layout)?;
-        host::check_pages(&shapes, &rows, &table, self.options.window)?;
-        let plan = self.plan(&shapes, &rows)?;
-        let like_query = out.is_none_or(|(_, layout)| layout.stride() == q.1.stride());
-        let selection = registry::select(&self.problem(&shapes, &rows, &plan, like_query), &Arch::host()?)?;
-        Ok(Prepared { shapes, rows, plan, selection })
+        Ok(prepared)
+    }
+
+    /// The call on q, K and V of any device.
+    pub(crate) fn call<'a>(&'a self, [q, key, value]: [Meta<'a>; 3], out: Option<&'a Layout>) -> Call<'a> {
+        let (block_tables, context_lens) = (self.block_tables.meta(), self.context_lens.meta());
+        Call { q, key, value, out, block_tables, context_lens, options: options_meta(&self.options) }
+    }
+
+    /// The tables of the call, which must be on the CPU.
+    pub(crate) fn host_tables(&self) -> HostTables<'_> {
+        HostTables { block_tables: &self.block_tables, context_lens: &self.context_lens, query_start: self.options.query_start.as_ref() }
+    }
+
+    /// The records of a plan that the caller made.
+    pub(crate) fn given_plan(&self) -> Result<Option<Arc<HostPlan>>> {
+        match &self.options.plan {
+            PlanChoice::Given(plan) => plan.host().map(Some),
+            PlanChoice::Default | PlanChoice::Free => Ok(None),
+        }
     }
 
     /// Attends into fresh contiguous storage of q's shape and dtype.
@@ -145,65 +145,6 @@ impl PagedDecode {
         };
         run_into(&job, call, out, lse)
     }
-
-    /// The host plan of a call: given, free, or made here.
-    fn plan(&self, shapes: &Shapes, rows: &[Row]) -> Result<Arc<HostPlan>> {
-        let context_lens: Vec<i32> = rows.iter().map(|r| r.context_len as i32).collect();
-        let query_lens: Vec<usize> = rows.iter().map(|r| r.query_len).collect();
-        let request = PlanRequest {
-            context_lens: &context_lens,
-            query_lens: &query_lens,
-            kv_heads: plan_heads(shapes, rows),
-            window: self.options.window,
-            max_partitions: self.options.max_partitions,
-            workgroup_budget: self.options.workgroup_budget,
-        };
-        Ok(match &self.options.plan {
-            PlanChoice::Default => Arc::new(HostPlan::new(&request, &Arch::host()?)?),
-            PlanChoice::Free => Arc::new(HostPlan::free(&request)),
-            PlanChoice::Given(plan) => {
-                let host = plan.host()?;
-                host.check_covers(&request)?;
-                host
-            }
-        })
-    }
-
-    fn problem(&self, shapes: &Shapes, rows: &[Row], plan: &HostPlan, output_like_query: bool) -> Problem {
-        let options = &self.options;
-        Problem {
-            batch: shapes.batch,
-            q_heads: shapes.q_heads,
-            kv_heads: shapes.dims.kv_heads,
-            head_dim: shapes.dims.head_dim,
-            page_size: shapes.dims.page_size,
-            query_len: rows.iter().map(|r| r.query_len).max().unwrap_or(0),
-            query_dtype: shapes.q_dtype,
-            kv_dtype: shapes.kv_dtype,
-            layout: options.layout,
-            scales: shapes.scales,
-            max_pages: shapes.max_pages,
-            per_head_tables: shapes.per_head,
-            ragged: options.query_start.is_some(),
-            windowed: options.window.is_some(),
-            softcap: options.softcap.is_some(),
-            sinks: options.sinks.is_some(),
-            positive_scale: shapes.softmax_scale > 0.0,
-            output_like_query,
-            plan_free: matches!(options.plan, PlanChoice::Free),
-            max_partitions: options.max_partitions,
-            capacity: plan.work.len(),
-            kernarg_preload: 0,
-        }
-    }
-}
-
-/// KV heads a plan slot stands for. A sequence with many query rows is split into row blocks that are parallel items of their own, so
-/// each of its slots counts that often against the budget: a long prefill chunk gets few partitions and so few partial results.
-fn plan_heads(shapes: &Shapes, rows: &[Row]) -> usize {
-    let heads = if shapes.per_head { 1 } else { shapes.dims.kv_heads };
-    let blocks: usize = rows.iter().map(|r| (r.query_len * shapes.group()).div_ceil(cpu::ROW_BLOCK).max(1)).sum();
-    heads * blocks.div_ceil(rows.len().max(1)).max(1)
 }
 
 /// Runs the job into `out`, through contiguous storage where `out`'s strides do not fold.

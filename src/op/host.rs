@@ -6,7 +6,6 @@ use super::elements::offsets;
 use super::shapes::Shapes;
 use crate::cache::check_bounds;
 use crate::cpu::{Ids, PageTable, Row};
-use crate::options::DecodeOptions;
 use crate::plan::first_token;
 
 /// The CPU storage of `tensor`; an error naming it where it lives elsewhere.
@@ -31,8 +30,8 @@ fn read_integers(name: &str, tensor: &Tensor) -> Result<Vec<i64>> {
 }
 
 /// The plan rows of a call: each sequence's (or each of its KV heads') new tokens and context.
-pub(crate) fn rows(shapes: &Shapes, context_lens: &Tensor, options: &DecodeOptions) -> Result<Vec<Row>> {
-    let starts = query_starts(shapes, options)?;
+pub(crate) fn rows(shapes: &Shapes, context_lens: &Tensor, query_start: Option<&Tensor>) -> Result<Vec<Row>> {
+    let starts = query_starts(shapes, query_start)?;
     let heads = if shapes.per_head { shapes.dims.kv_heads } else { 1 };
     let lens = read_integers("context_lens", context_lens)?;
     lens.iter()
@@ -46,9 +45,9 @@ pub(crate) fn rows(shapes: &Shapes, context_lens: &Tensor, options: &DecodeOptio
 }
 
 /// First query row of each sequence, and the end.
-fn query_starts(shapes: &Shapes, options: &DecodeOptions) -> Result<Vec<usize>> {
+fn query_starts(shapes: &Shapes, query_start: Option<&Tensor>) -> Result<Vec<usize>> {
     let (batch, rows) = (shapes.batch, shapes.rows);
-    let Some(tensor) = &options.query_start else {
+    let Some(tensor) = query_start else {
         let len = rows.checked_div(batch).unwrap_or(0);
         return Ok((0..=batch).map(|s| s * len).collect());
     };

@@ -1,7 +1,8 @@
 //! What can be checked of a call from shapes and dtypes alone.
 
-use candle::{DType, Layout, Result, Tensor, bail};
+use candle::{DType, Layout, Result, bail};
 
+use super::call::{Call, Meta};
 use crate::cache::{CacheDims, KvDtype};
 use crate::options::{DecodeOptions, KvScale};
 use crate::registry::ScaleMode;
@@ -13,12 +14,7 @@ const MAX_PAGE_SIZE: usize = 1024;
 /// Caps `c` for which both `c` and `1 / c` keep their accuracy in f32.
 const SOFTCAPS: std::ops::RangeInclusive<f32> = 1e-30..=1e30;
 
-/// A tensor as validation sees it.
-#[derive(Clone, Copy)]
-pub(crate) struct Meta<'a> {
-    pub dtype: DType,
-    pub layout: &'a Layout,
-}
+type Options<'a> = DecodeOptions<Meta<'a>, ()>;
 
 /// The sizes of a call whose shapes and dtypes agree.
 #[derive(Clone, Debug)]
@@ -38,21 +34,15 @@ pub(crate) struct Shapes {
 
 impl Shapes {
     /// Checks everything that needs no tensor contents.
-    pub fn new(
-        q: Meta<'_>,
-        key: Meta<'_>,
-        value: Meta<'_>,
-        block_tables: &Tensor,
-        context_lens: &Tensor,
-        options: &DecodeOptions,
-    ) -> Result<Self> {
-        let (dims, kv_dtype) = cache_dims(key, value, options)?;
-        let (rows, q_heads, query_batch) = query_dims(q, dims)?;
-        let (batch, max_pages, per_head) = table_dims(block_tables, context_lens, dims)?;
-        check_batch(rows, query_batch, batch, q.layout, options)?;
+    pub fn new(call: &Call<'_>) -> Result<Self> {
+        let options = &call.options;
+        let (dims, kv_dtype) = cache_dims(call.key, call.value, options)?;
+        let (rows, q_heads, query_batch) = query_dims(call.q, dims)?;
+        let (batch, max_pages, per_head) = table_dims(call.block_tables, call.context_lens, dims)?;
+        check_batch(rows, query_batch, batch, call.q.layout, options)?;
         let scales = check_scales(kv_dtype, dims, options)?;
         let softmax_scale = check_scores(q_heads, dims.head_dim, options)?;
-        Ok(Self { rows, q_heads, q_dtype: q.dtype, dims, kv_dtype, batch, max_pages, per_head, scales, softmax_scale })
+        Ok(Self { rows, q_heads, q_dtype: call.q.dtype, dims, kv_dtype, batch, max_pages, per_head, scales, softmax_scale })
     }
 
     /// Query heads that share a KV head.
@@ -61,7 +51,7 @@ impl Shapes {
     }
 }
 
-fn cache_dims(key: Meta<'_>, value: Meta<'_>, options: &DecodeOptions) -> Result<(CacheDims, KvDtype)> {
+fn cache_dims(key: Meta<'_>, value: Meta<'_>, options: &Options<'_>) -> Result<(CacheDims, KvDtype)> {
     let kv_dtype = KvDtype::of(key.dtype)?;
     if value.dtype != key.dtype {
         bail!("value_cache: dtype {:?} differs from key_cache's {:?}", value.dtype, key.dtype)
@@ -142,10 +132,10 @@ pub(crate) fn check_last_contiguous(name: &str, layout: &Layout) -> Result<()> {
 }
 
 /// Batch, pages a table row, and whether every KV head has its own table.
-fn table_dims(block_tables: &Tensor, context_lens: &Tensor, dims: CacheDims) -> Result<(usize, usize, bool)> {
+fn table_dims(block_tables: Meta<'_>, context_lens: Meta<'_>, dims: CacheDims) -> Result<(usize, usize, bool)> {
     for (name, tensor) in [("block_tables", block_tables), ("context_lens", context_lens)] {
-        if !matches!(tensor.dtype(), DType::U32 | DType::I32) {
-            bail!("{name}: dtype {:?} is not U32 or I32", tensor.dtype())
+        if !matches!(tensor.dtype, DType::U32 | DType::I32) {
+            bail!("{name}: dtype {:?} is not U32 or I32", tensor.dtype)
         }
     }
     let kv_heads = dims.kv_heads;
@@ -161,13 +151,13 @@ fn table_dims(block_tables: &Tensor, context_lens: &Tensor, dims: CacheDims) -> 
     Ok((batch, max_pages, per_head))
 }
 
-fn check_batch(rows: usize, query_batch: Option<usize>, batch: usize, q: &Layout, options: &DecodeOptions) -> Result<()> {
+fn check_batch(rows: usize, query_batch: Option<usize>, batch: usize, q: &Layout, options: &Options<'_>) -> Result<()> {
     if let Some(start) = &options.query_start {
         if query_batch.is_some() {
             bail!("query_start: a ragged batch needs q as [rows, q_heads, head_dim], got {:?}", q.dims())
         }
-        if !matches!(start.dtype(), DType::U32 | DType::I32) || start.dims() != [batch + 1] {
-            bail!("query_start: expected U32 or I32 [{}], got {:?} {:?}", batch + 1, start.dtype(), start.dims())
+        if !matches!(start.dtype, DType::U32 | DType::I32) || start.dims() != [batch + 1] {
+            bail!("query_start: expected U32 or I32 [{}], got {:?} {:?}", batch + 1, start.dtype, start.dims())
         }
         return Ok(());
     }
@@ -181,7 +171,7 @@ fn check_batch(rows: usize, query_batch: Option<usize>, batch: usize, q: &Layout
     }
 }
 
-fn check_scales(kv_dtype: KvDtype, dims: CacheDims, options: &DecodeOptions) -> Result<ScaleMode> {
+fn check_scales(kv_dtype: KvDtype, dims: CacheDims, options: &Options<'_>) -> Result<ScaleMode> {
     let k = scale_mode("k_scale", &options.k_scale, kv_dtype, dims)?;
     let v = scale_mode("v_scale", &options.v_scale, kv_dtype, dims)?;
     // A cache with one side per token takes the per-token kernels; the other side's scale is broadcast.
@@ -192,21 +182,23 @@ fn check_scales(kv_dtype: KvDtype, dims: CacheDims, options: &DecodeOptions) -> 
     })
 }
 
-fn scale_mode(name: &str, scale: &KvScale, kv_dtype: KvDtype, dims: CacheDims) -> Result<ScaleMode> {
+fn scale_mode(name: &str, scale: &KvScale<Meta<'_>>, kv_dtype: KvDtype, dims: CacheDims) -> Result<ScaleMode> {
     let CacheDims { pages, page_size, kv_heads, head_dim } = dims;
     let mode = match scale {
         KvScale::None => ScaleMode::None,
         KvScale::Scalar(value) if !value.is_finite() => bail!("{name}: {value} is not finite"),
         KvScale::Scalar(_) => ScaleMode::Scalar,
-        KvScale::Tensor(t) if t.dtype() == DType::F32 && t.elem_count() == 1 && kv_dtype != KvDtype::Mxfp4 => ScaleMode::Scalar,
-        KvScale::Tensor(t) if t.dtype() == DType::F32 && t.dims() == [pages, kv_heads, page_size] => ScaleMode::PerToken,
-        KvScale::Tensor(t) if t.dtype() == DType::U8 && t.dims() == [pages, kv_heads, page_size, head_dim / 32] => {
-            check_last_contiguous(name, t.layout())?;
+        KvScale::Tensor(t) if t.dtype == DType::F32 && t.layout.shape().elem_count() == 1 && kv_dtype != KvDtype::Mxfp4 => {
+            ScaleMode::Scalar
+        }
+        KvScale::Tensor(t) if t.dtype == DType::F32 && t.dims() == [pages, kv_heads, page_size] => ScaleMode::PerToken,
+        KvScale::Tensor(t) if t.dtype == DType::U8 && t.dims() == [pages, kv_heads, page_size, head_dim / 32] => {
+            check_last_contiguous(name, t.layout)?;
             ScaleMode::Block
         }
         KvScale::Tensor(t) => bail!(
             "{name}: {:?} {:?} is neither one F32, nor F32 {:?} (per token), nor U8 {:?} (E8M0 blocks)",
-            t.dtype(),
+            t.dtype,
             t.dims(),
             [pages, kv_heads, page_size],
             [pages, kv_heads, page_size, head_dim / 32]
@@ -222,7 +214,7 @@ fn scale_mode(name: &str, scale: &KvScale, kv_dtype: KvDtype, dims: CacheDims) -
 }
 
 /// Checks the score options; gives the softmax scale.
-fn check_scores(q_heads: usize, head_dim: usize, options: &DecodeOptions) -> Result<f32> {
+fn check_scores(q_heads: usize, head_dim: usize, options: &Options<'_>) -> Result<f32> {
     let scale = options.softmax_scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
     let k_scale = if let KvScale::Scalar(k_scale) = options.k_scale { k_scale } else { 1.0 };
     if !(scale * k_scale * std::f32::consts::LOG2_E).is_finite() {
@@ -243,9 +235,9 @@ fn check_scores(q_heads: usize, head_dim: usize, options: &DecodeOptions) -> Res
         bail!("workgroup_budget: 0; a plan has at least 1 slot")
     }
     if let Some(sinks) = &options.sinks
-        && (sinks.dtype() != DType::F32 || sinks.dims() != [q_heads])
+        && (sinks.dtype != DType::F32 || sinks.dims() != [q_heads])
     {
-        bail!("sinks: expected F32 [{q_heads}], got {:?} {:?}", sinks.dtype(), sinks.dims())
+        bail!("sinks: expected F32 [{q_heads}], got {:?} {:?}", sinks.dtype, sinks.dims())
     }
     Ok(scale)
 }

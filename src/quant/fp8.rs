@@ -104,5 +104,14 @@ pub const FNUZ_SCALE_FACTOR: f32 = 2.0;
 /// Never less than the smallest normal f32, so that dividing by it cannot overflow. An infinite `absmax` gives an infinite scale: all
 /// of that token reads back as NaN.
 pub fn token_scale(absmax: f32) -> f32 {
-    if absmax == 0.0 { 1.0 } else { (absmax / E4M3_MAX).max(f32::MIN_POSITIVE) }
+    scale_to(absmax, E4M3_MAX)
+}
+
+/// The FNUZ E4M3 scale of a token whose largest magnitude is `absmax`: as [`token_scale`], with 240 for 448.
+pub fn token_scale_fnuz(absmax: f32) -> f32 {
+    scale_to(absmax, E4M3_FNUZ_MAX)
+}
+
+fn scale_to(absmax: f32, largest: f32) -> f32 {
+    if absmax == 0.0 { 1.0 } else { (absmax / largest).max(f32::MIN_POSITIVE) }
 }

@@ -13,10 +13,15 @@ use crate::plan::TILE_TOKENS;
 /// Head dims the tile is written for.
 const HEAD_DIMS: [usize; 6] = [64, 128, 192, 256, 512, 1024];
 
-pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
+/// M-tiles of a workgroup times head_dim: a quarter of O in registers, F32, beside K, V and scores.
+const MAX_OUTPUT: usize = 2048;
+/// The same of the MXFP4 tile, whose waves hold all of O each.
+const MAX_MXFP4_OUTPUT: usize = 512;
+
+pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Selection> {
     check(p, arch)?;
     let fit = fit(p, arch)?;
-    let missing = Missing::of(p, arch, &fit);
+    let missing = Missing::of(p, arch, &fit).among(written);
     let flags = missing.flags(kernarg_preload(p, arch));
     let groups = if flags.dual_group { 2 } else { 1 };
     Ok(Selection {
@@ -68,24 +73,27 @@ fn fit(p: &Problem, arch: &Arch) -> Result<Fit> {
         return fit_mxfp4(p, arch);
     }
     let need = |m_tiles| Lds::of_tile(p, m_tiles, 1);
-    let Some((m_tiles, row_groups)) = split_rows(p.m_tiles(), |m| need(m).total() <= arch.lds_bytes) else {
+    // O of more rows than this does not fit the registers; one M-tile always does.
+    let fits = |m| need(m).total() <= arch.lds_bytes && (m == 1 || m * p.head_dim <= MAX_OUTPUT);
+    let Some((m_tiles, row_groups)) = split_rows(p.m_tiles(), fits) else {
         bail!("head_dim: a tile of head_dim {} needs {} bytes of LDS, {} has {}", p.head_dim, need(1).total(), arch.name, arch.lds_bytes)
     };
     Ok(Fit { m_tiles, row_groups, staged_pages: false, two_copies: lds::two_groups(need(m_tiles), p.head_dim) <= arch.lds_bytes })
 }
 
-/// An MXFP4 tile's LDS does not grow with its rows, but with the table whose page ids it stages.
+/// An MXFP4 tile's LDS grows with its rows, and with the table whose page ids it stages.
 fn fit_mxfp4(p: &Problem, arch: &Arch) -> Result<Fit> {
-    let least = Lds::of_mxfp4(p, None).total();
-    if least > arch.lds_bytes {
+    let need = |m_tiles, staged| Lds::of_mxfp4(p, m_tiles, staged);
+    let fits = |m| need(m, None).total() <= arch.lds_bytes && (m == 1 || m * p.head_dim <= MAX_MXFP4_OUTPUT);
+    let Some((m_tiles, row_groups)) = split_rows(p.m_tiles(), fits) else {
+        let least = need(1, None).total();
         bail!("head_dim: an MXFP4 tile of head_dim {} needs {least} bytes of LDS, {} has {}", p.head_dim, arch.name, arch.lds_bytes)
-    }
-    let (m_tiles, row_groups) = split_rows(p.m_tiles(), |_| true).unwrap_or((1, 1));
+    };
     Ok(Fit {
         m_tiles,
         row_groups,
-        staged_pages: Lds::of_mxfp4(p, Some(p.max_pages)).total() <= arch.lds_bytes,
-        two_copies: lds::two_groups(Lds::of_mxfp4(p, Some(group_pages(p))), p.head_dim) <= arch.lds_bytes,
+        staged_pages: need(m_tiles, Some(p.max_pages)).total() <= arch.lds_bytes,
+        two_copies: lds::two_groups(need(m_tiles, Some(group_pages(p))), p.head_dim) <= arch.lds_bytes,
     })
 }
 
@@ -98,8 +106,8 @@ fn group_pages(p: &Problem) -> usize {
 
 fn lds_bytes(p: &Problem, fit: &Fit, flags: &Flags) -> usize {
     let copy = match p.kv_dtype {
-        KvDtype::Mxfp4 if flags.dual_group => Lds::of_mxfp4(p, Some(group_pages(p))),
-        KvDtype::Mxfp4 => Lds::of_mxfp4(p, flags.mxfp4_staged_pages.then_some(p.max_pages)),
+        KvDtype::Mxfp4 if flags.dual_group => Lds::of_mxfp4(p, fit.m_tiles, Some(group_pages(p))),
+        KvDtype::Mxfp4 => Lds::of_mxfp4(p, fit.m_tiles, flags.mxfp4_staged_pages.then_some(p.max_pages)),
         _ => Lds::of_tile(p, fit.m_tiles, if flags.bf16_mtp_fused { fit.m_tiles } else { 1 }),
     };
     if flags.dual_group { lds::two_groups(copy, p.head_dim) } else { copy.total() }

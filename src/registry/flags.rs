@@ -6,6 +6,12 @@ use super::arch::{Arch, ArchName};
 use super::problem::{Problem, ScaleMode};
 use crate::cache::KvDtype;
 
+/// Dwords that fit beside the pointer to the other arguments in the scalar registers a wave starts with.
+const MAX_KERNARG_PRELOAD: usize = 16;
+
+/// What a flag misses whose schedule no kernel has yet. Reads on after "needs".
+const UNWRITTEN: &str = "to be written";
+
 /// Declares [`Flags`] and [`Missing`] with the same fields, so that a flag cannot exist without its condition.
 macro_rules! flags {
     ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
@@ -25,10 +31,20 @@ macro_rules! flags {
         }
 
         impl Flags {
+            /// Every schedule there is.
+            pub(crate) const ALL: Self = Self { $($field: true,)* kernarg_preload: MAX_KERNARG_PRELOAD };
+            /// The generic one.
+            #[cfg_attr(not(feature = "rocm"), expect(dead_code))]
+            pub(crate) const NONE: Self = Self { $($field: false,)* kernarg_preload: 0 };
+
+            /// Every flag's name and whether it is set, in declaration order (the preload count apart).
+            pub fn all(&self) -> Vec<(&'static str, bool)> {
+                vec![$(($name, self.$field),)*]
+            }
+
             /// Names of the flags that are set, in declaration order (the preload count apart).
             pub fn names(&self) -> Vec<&'static str> {
-                let all = [$((self.$field, $name),)*];
-                all.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
+                self.all().into_iter().filter_map(|(name, set)| set.then_some(name)).collect()
             }
         }
 
@@ -36,6 +52,11 @@ macro_rules! flags {
             /// Every flag's name with the first requirement missed.
             pub fn all(&self) -> Vec<(&'static str, Option<&'static str>)> {
                 vec![$(($name, self.$field),)*]
+            }
+
+            /// With those flags that `written` lacks missing, too.
+            pub(super) fn among(self, written: &Flags) -> Self {
+                Self { $($field: self.$field.or((!written.$field).then_some(UNWRITTEN)),)* }
             }
 
             pub(super) fn flags(&self, kernarg_preload: usize) -> Flags {
@@ -205,7 +226,7 @@ impl Missing {
 /// Dwords preloaded on `arch`: the configured count, at most the 16 that fit user scalar registers.
 pub(super) fn kernarg_preload(p: &Problem, arch: &Arch) -> usize {
     match arch.name {
-        ArchName::Gfx950 | ArchName::Gfx1250 => p.kernarg_preload.min(16),
+        ArchName::Gfx950 | ArchName::Gfx1250 => p.kernarg_preload.min(MAX_KERNARG_PRELOAD),
         _ => 0,
     }
 }

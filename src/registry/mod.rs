@@ -12,4 +12,6 @@ mod select;
 pub use arch::{Arch, ArchName, CpuIsa};
 pub use flags::{Flags, Missing};
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
+#[cfg(feature = "rocm")]
+pub(crate) use select::select_among;
 pub use select::{KernelKey, Selection, missing_requirements, preferred_layout, select};

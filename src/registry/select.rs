@@ -115,10 +115,15 @@ impl Selection {
 
 /// Chooses the kernel for `problem` on `arch`: a pure function. An arch without a kernel for the problem is an error that names the argument.
 pub fn select(problem: &Problem, arch: &Arch) -> Result<Selection> {
+    select_among(problem, arch, &Flags::ALL)
+}
+
+/// Chooses among kernels that have the schedules `written` and no others: what [`select`] gives, where some are still to be written.
+pub(crate) fn select_among(problem: &Problem, arch: &Arch, written: &Flags) -> Result<Selection> {
     problem.check()?;
     match arch.name {
         ArchName::Cpu(isa) => cpu::select(problem, isa),
-        ArchName::Gfx942 | ArchName::Gfx950 | ArchName::Gfx1250 => amd::select(problem, arch),
+        ArchName::Gfx942 | ArchName::Gfx950 | ArchName::Gfx1250 => amd::select(problem, arch, written),
         ArchName::Sm80 | ArchName::Sm89 | ArchName::Sm90 => cuda::select(problem, arch),
     }
 }

@@ -253,10 +253,10 @@ fn k8_mxfp4_dual_needs_two_lds_copies() {
     let dual = |max_pages| selection(&Problem { max_pages, ..base.clone() }, &Arch::gfx950());
     // A 512K-token table of 128-token pages: each group stages 2048 of its 4096 ids.
     assert!(dual(4096).flags().dual_group);
-    assert_eq!(dual(4096).lds_bytes, 2 * (4 * 128 * 136 + 2048 * 4));
-    let fits: Vec<usize> = (1..=64).map(|i| i * 128).filter(|&pages| dual(pages).flags().dual_group).collect();
-    assert_eq!(fits.last(), Some(&6144), "two copies of 80 KiB leave 12 KiB for ids each");
-    assert_eq!(dual(8192).threads, 256);
+    assert_eq!(dual(4096).lds_bytes, 2 * (16 * 272 + 8 * 32 * 136 + 2048 * 4));
+    let fits: Vec<usize> = (1..=256).map(|i| i * 128).filter(|&pages| dual(pages).flags().dual_group).collect();
+    assert_eq!(fits.last(), Some(&21376), "two copies of 80 KiB leave 41.75 KiB for ids each");
+    assert_eq!(dual(32768).threads, 256);
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn k13_mxfp4_tile() {
     check(|f| f.mxfp4_tile, &Arch::gfx950(), &mxfp4(), &[], &[nhd, QUERY_2, HEAD_256, PAGE_16, WINDOW, PLAN_FREE]);
     absent(|f| f.mxfp4_tile, &bf16(), &[Arch::gfx950()]);
     // A table too long to stage is read tile by tile.
-    let longest = (160 * 1024 - 4 * 128 * 136) / 4;
+    let longest = (160 * 1024 - 16 * 272 - 8 * 32 * 136) / 4;
     let staged = |max_pages| selection(&Problem { max_pages, ..mxfp4() }, &Arch::gfx950()).flags().mxfp4_staged_pages;
     assert!(staged(longest) && !staged(longest + 1));
 }

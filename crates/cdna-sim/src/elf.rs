@@ -158,37 +158,21 @@ impl CodeObject {
         }
         let arch = Arch::from_flags(header.e_flags(endian))?;
         let mut segments = Vec::new();
-        let mut metadata = None;
-        for program in file.elf_program_headers() {
-            match program.p_type(endian) {
-                elf::PT_LOAD => {
-                    let mut data = program.data(endian, bytes).map_err(|()| bad("a segment lies outside the file"))?.to_vec();
-                    let memory = usize::try_from(program.p_memsz(endian)).map_err(|_| bad("a segment is too large"))?;
-                    if memory > 1 << 30 {
-                        return Err(bad("a segment is larger than 1 GiB"));
-                    }
-                    data.resize(memory.max(data.len()), 0);
-                    segments.push(Segment { address: program.p_vaddr(endian), data });
-                }
-                elf::PT_NOTE => {
-                    let notes = program.notes(endian, bytes).map_err(|e| Error::CodeObject(e.to_string()))?;
-                    let mut notes = notes.ok_or_else(|| bad("unreadable notes"))?;
-                    while let Some(note) = notes.next().map_err(|e| Error::CodeObject(e.to_string()))? {
-                        if note.name() == b"AMDGPU" && note.n_type(endian) == 32 {
-                            metadata = Some(note.desc().to_vec());
-                        }
-                    }
-                }
-                _ => {}
+        for program in file.elf_program_headers().iter().filter(|program| program.p_type(endian) == elf::PT_LOAD) {
+            let mut data = program.data(endian, bytes).map_err(|()| bad("a segment lies outside the file"))?.to_vec();
+            let memory = usize::try_from(program.p_memsz(endian)).map_err(|_| bad("a segment is too large"))?;
+            if memory > 1 << 30 {
+                return Err(bad("a segment is larger than 1 GiB"));
             }
+            data.resize(memory.max(data.len()), 0);
+            segments.push(Segment { address: program.p_vaddr(endian), data });
         }
         if file.dynamic_relocations().is_some_and(|mut relocations| relocations.next().is_some()) {
             return Err(bad("dynamic relocations are not supported"));
         }
         let section = file.section_by_name(".text").ok_or_else(|| bad("no .text section"))?;
         let text = section.address()..section.address() + section.size();
-        let metadata = metadata.ok_or_else(|| bad("no AMDGPU metadata note"))?;
-        let metadata = rmpv::decode::read_value(&mut &metadata[..]).map_err(|e| Error::CodeObject(format!("metadata: {e}")))?;
+        let metadata = metadata(&file, bytes)?;
         let mut object = Self { arch, segments, text, kernels: Vec::new() };
         for kernel in list(&metadata, "amdhsa.kernels") {
             let symbol_name = string(kernel, ".symbol");
@@ -252,6 +236,60 @@ impl CodeObject {
             vgpr_spill_count: number(metadata, ".vgpr_spill_count"),
         })
     }
+}
+
+/// What a kernel takes of a compute unit, by the metadata (0 where absent).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resources {
+    /// Name as launched.
+    pub kernel: String,
+    /// Vector registers of a lane; AGPRs are among them on targets that have both.
+    pub vgprs: u64,
+    /// AGPRs.
+    pub agprs: u64,
+    /// Scalar registers of a wave.
+    pub sgprs: u64,
+    /// Vector registers spilled to scratch.
+    pub vgpr_spills: u64,
+    /// Scalar registers spilled to vector registers or scratch.
+    pub sgpr_spills: u64,
+    /// Bytes of LDS of a workgroup that are known when compiling.
+    pub lds_bytes: u64,
+    /// Bytes of scratch of a lane.
+    pub scratch_bytes: u64,
+}
+
+/// What each kernel of a code object takes. Of any AMD GPU, also those that are not simulated.
+pub fn resources(bytes: &[u8]) -> Result<Vec<Resources>> {
+    let file = ElfFile64::<object::Endianness>::parse(bytes).map_err(|e| Error::CodeObject(e.to_string()))?;
+    let metadata = metadata(&file, bytes)?;
+    let of = |kernel: &Value| Resources {
+        kernel: string(kernel, ".name"),
+        vgprs: number(kernel, ".vgpr_count"),
+        agprs: number(kernel, ".agpr_count"),
+        sgprs: number(kernel, ".sgpr_count"),
+        vgpr_spills: number(kernel, ".vgpr_spill_count"),
+        sgpr_spills: number(kernel, ".sgpr_spill_count"),
+        lds_bytes: number(kernel, ".group_segment_fixed_size"),
+        scratch_bytes: number(kernel, ".private_segment_fixed_size"),
+    };
+    Ok(list(&metadata, "amdhsa.kernels").iter().map(of).collect())
+}
+
+/// The contents of the AMDGPU metadata note.
+fn metadata(file: &ElfFile64<'_>, bytes: &[u8]) -> Result<Value> {
+    let bad = |what: &str| Error::CodeObject(what.to_string());
+    let endian = file.endian();
+    for program in file.elf_program_headers().iter().filter(|program| program.p_type(endian) == elf::PT_NOTE) {
+        let notes = program.notes(endian, bytes).map_err(|e| Error::CodeObject(e.to_string()))?;
+        let mut notes = notes.ok_or_else(|| bad("unreadable notes"))?;
+        while let Some(note) = notes.next().map_err(|e| Error::CodeObject(e.to_string()))? {
+            if note.name() == b"AMDGPU" && note.n_type(endian) == 32 {
+                return rmpv::decode::read_value(&mut note.desc()).map_err(|e| Error::CodeObject(format!("metadata: {e}")));
+            }
+        }
+    }
+    Err(bad("no AMDGPU metadata note"))
 }
 
 fn field<'a>(map: &'a Value, key: &str) -> Option<&'a Value> {

@@ -187,6 +187,7 @@ impl CaseSpec {
             v_scale,
             layout: self.layout,
             query_start: (self.query_lens.len() > 1).then(|| self.query_start()).transpose()?,
+            max_query_len: None,
             plan: if self.plan_free { PlanChoice::Free } else { PlanChoice::Default },
             max_partitions: self.max_partitions,
             workgroup_budget: self.workgroup_budget,

@@ -4,6 +4,7 @@ pub mod cases;
 pub mod errors;
 mod mersenne;
 pub mod peers;
+pub mod quantized;
 pub mod rates;
 pub mod reference;
 pub mod rotation;

@@ -16,13 +16,13 @@ pub struct Expected {
 }
 
 /// A cache tensor as values `[pages, kv_heads, page_size, head_dim]`.
-struct Values {
+pub(crate) struct Values {
     data: Vec<f64>,
-    dims: [usize; 4],
+    pub(crate) dims: [usize; 4],
 }
 
 impl Values {
-    fn row(&self, page: usize, head: usize, token: usize) -> &[f64] {
+    pub(crate) fn row(&self, page: usize, head: usize, token: usize) -> &[f64] {
         let [_, heads, tokens, d] = self.dims;
         &self.data[((page * heads + head) * tokens + token) * d..][..d]
     }
@@ -109,13 +109,13 @@ fn softmax_sum(scores: &[(f64, Option<&[f64]>)], out: &mut [f64]) -> f64 {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Side {
+pub(crate) enum Side {
     Key,
     Value,
 }
 
 /// Values of a cache tensor, `[pages, kv_heads, page_size, head_dim]`, scales applied.
-fn values(cache: &Tensor, layout: CacheLayout, side: Side, scale: &KvScale) -> Result<Values> {
+pub(crate) fn values(cache: &Tensor, layout: CacheLayout, side: Side, scale: &KvScale) -> Result<Values> {
     let canonical = match (layout, side) {
         (CacheLayout::Nhd, _) => cache.permute((0, 2, 1, 3))?,
         (CacheLayout::Hnd, _) => cache.clone(),
@@ -178,7 +178,7 @@ pub fn floats(tensor: &Tensor) -> Result<Vec<f64>> {
     })
 }
 
-fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
+pub(crate) fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
     let tensor = tensor.to_device(&Device::Cpu)?.flatten_all()?;
     Ok(match tensor.dtype() {
         DType::U32 => tensor.to_vec1::<u32>()?.into_iter().map(i64::from).collect(),

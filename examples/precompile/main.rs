@@ -1,0 +1,118 @@
+//! Compiles kernels for AMD GPUs ahead of time, into a cache that programs then need no compiler for. Needs a clang, but neither a GPU nor ROCm:
+//!
+//! ```text
+//! cargo run --release --features rocm --example precompile -- --cache image/cache --arch gfx942,gfx950 \
+//!     --q-heads 64 --kv-heads 4 --head-dim 128 --page-size 64 --kv bf16,fp8 --query-lens 1,4
+//! ```
+//!
+//! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine.
+
+mod build;
+mod shape;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use candle_paged_attn::registry::Arch;
+use clap::Parser;
+use testkit::workloads;
+
+use crate::build::{Done, Job, Outcome, build};
+use crate::shape::{Kernels, Shape};
+
+/// Compiles the kernels of a list of shapes for AMD GPUs into a cache, so that programs on other machines need no compiler, and prints what each takes
+/// of a compute unit.
+///
+/// Shapes come from options, from a JSON file (a list of objects whose fields are those options with underscores:
+/// [{"q_heads": 64, "kv_heads": 4, "kv": ["fp8"], "scales": "per-token", "query_lens": [1, 4]}, ...]; what is left out has the option's
+/// default), or from benches/workloads.json by name. The clang is that of CANDLE_PAGED_ATTN_CLANG, ROCM_PATH or PATH.
+#[derive(Parser)]
+#[command(name = "precompile", verbatim_doc_comment)]
+struct Args {
+    /// GPUs to compile for
+    #[arg(long, value_delimiter = ',', default_values = ["gfx942", "gfx950"])]
+    arch: Vec<String>,
+    /// The cache's folder [default: CANDLE_PAGED_ATTN_CACHE, or the user's cache folder]
+    #[arg(long)]
+    cache: Option<PathBuf>,
+    /// Compilers that run at a time [default: one a core]
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// A JSON file of shapes
+    #[arg(long, value_name = "FILE", conflicts_with = "Shape")]
+    shapes: Option<PathBuf>,
+    /// Shapes of benches/workloads.json: FAMILY/NAME, or FAMILY for all of it
+    #[arg(long, value_name = "FAMILY[/NAME]", value_delimiter = ',', conflicts_with = "Shape")]
+    workloads: Vec<String>,
+    #[command(flatten)]
+    shape: Shape,
+}
+
+fn main() -> Result<ExitCode> {
+    let done = run(&Args::parse())?;
+    print!("{}{}", table::draw(&done.jobs), summary(&done));
+    Ok(if done.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Compiles what the arguments ask for.
+fn run(args: &Args) -> Result<Done> {
+    let archs = args.arch.iter().map(|name| arch(name)).collect::<Result<Vec<_>>>()?;
+    let mut kernels = Kernels::default();
+    for shape in args.shapes()? {
+        kernels.add(&shape, &archs)?;
+    }
+    let jobs = kernels.specializations.into_iter().map(Job::new).collect();
+    let threads = args.jobs.or(std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
+    let mut done = build(jobs, threads, args.cache.clone())?;
+    done.notes = kernels.notes;
+    Ok(done)
+}
+
+impl Args {
+    fn shapes(&self) -> Result<Vec<Shape>> {
+        let mut shapes = vec![];
+        if let Some(path) = &self.shapes {
+            let text = std::fs::read_to_string(path).with_context(|| format!("--shapes {}", path.display()))?;
+            let listed: Vec<Shape> = serde_json::from_str(&text).with_context(|| format!("--shapes {}", path.display()))?;
+            shapes.extend(listed);
+        }
+        for name in &self.workloads {
+            if name.contains('/') {
+                shapes.push(Shape::from(&workloads::find(name).context("--workloads")?));
+                continue;
+            }
+            let families = workloads::families()?;
+            let names = families.each_ref().map(|family| family.name).join(", ");
+            let family = families.iter().find(|family| family.name == name);
+            let family = family.with_context(|| format!("--workloads {name:?}: not one of {names}, and no FAMILY/NAME"))?;
+            shapes.extend(family.workloads.iter().map(Shape::from));
+        }
+        if self.shapes.is_none() && self.workloads.is_empty() {
+            shapes.push(self.shape.clone());
+        }
+        Ok(shapes)
+    }
+}
+
+fn arch(name: &str) -> Result<Arch> {
+    let arch = Arch::from_name(name)?;
+    if !arch.name.is_amd() {
+        bail!("--arch {name}: kernels are compiled ahead for gfx942, gfx950 and gfx1250")
+    }
+    Ok(arch)
+}
+
+fn summary(done: &Done) -> String {
+    let count = |wanted: fn(&Outcome) -> bool| done.jobs.iter().filter(|job| wanted(&job.outcome)).count();
+    let failed = match count(|outcome| matches!(outcome, Outcome::Failed(_))) {
+        0 => String::new(),
+        n => format!(", {n} FAILED"),
+    };
+    let (compiled, there) = (count(|o| matches!(o, Outcome::Compiled { .. })), count(|o| matches!(o, Outcome::Hit(_))));
+    let notes: String = done.notes.iter().map(|note| format!("{note}\n")).collect();
+    format!("{} kernels in {}: {compiled} compiled, {there} there already{failed}\n{notes}", done.jobs.len(), done.folder)
+}

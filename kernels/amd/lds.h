@@ -1,0 +1,55 @@
+// Where things lie in the workgroup's LDS: src/registry/lds.rs counts the same bytes.
+#pragma once
+
+#include "traits.h"
+
+namespace pa {
+
+// Padding that keeps rows off the same banks.
+constexpr int ROW_PAD = 16;
+
+template <class T>
+struct Lds {
+    static constexpr int QUERY_ROW = T::HEAD_DIM * T::BYTES + ROW_PAD;
+    static constexpr int P_ROW = T::TOKENS * T::BYTES + ROW_PAD;
+    static constexpr int PAGES = T::TOKENS > T::PAGE ? T::TOKENS / T::PAGE : 1;
+
+    static constexpr int P = T::QUERY_PARTS * T::ROWS * QUERY_ROW;
+    static constexpr int MAXIMA = P + 16 * P_ROW;
+    static constexpr int SUMS = MAXIMA + 16 * T::WAVES * 4;
+    static constexpr int VALUE_SCALES = SUMS + 16 * T::WAVES * 4;
+    static constexpr int QUERY_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
+    static constexpr int PAGE_IDS = QUERY_SCALES + (T::ROW_SCALED ? T::ROWS * 4 : 0);
+    static constexpr int BYTES = PAGE_IDS + 2 * PAGES * 4;
+    static_assert(BYTES <= PA_LDS_BYTES, "the host reserves less LDS than the tile has");
+
+    u8 *base;
+    u32 wave;  // of the workgroup's, this one
+
+    PA_DEVICE explicit Lds(u8 *memory) : base(memory), wave(pa::wave()) {}
+
+    // Q as operands: part 0, or 0 and 1 where it is split.
+    template <class V>
+    PA_DEVICE V &query(int part, int row, int byte) const {
+        return lds_at<V>(base, (part * T::ROWS + row) * QUERY_ROW + byte);
+    }
+    // What a row of staged Q is to be multiplied by.
+    PA_DEVICE float &query_scale(int row) const { return lds_at<float>(base, QUERY_SCALES + row * 4); }
+    // P of one M-tile, [row][token].
+    template <class V>
+    PA_DEVICE V &p(int row, int token) const {
+        return lds_at<V>(base, P + row * P_ROW + token * T::BYTES);
+    }
+    // One value a wave for each row: the maxima of a tile, the sums of a task.
+    PA_DEVICE float &maximum(int row, int wave) const { return lds_at<float>(base, MAXIMA + (row * T::WAVES + wave) * 4); }
+    PA_DEVICE f32x4 maxima(int row) const { return lds_at<f32x4>(base, MAXIMA + row * T::WAVES * 4); }
+    PA_DEVICE float &sum(int row, int wave) const { return lds_at<float>(base, SUMS + (row * T::WAVES + wave) * 4); }
+    PA_DEVICE f32x4 sums(int row) const { return lds_at<f32x4>(base, SUMS + row * T::WAVES * 4); }
+    // The largest V scale of each wave's tokens.
+    PA_DEVICE float &value_scale(int wave) const { return lds_at<float>(base, VALUE_SCALES + wave * 4); }
+    PA_DEVICE f32x4 value_scales() const { return lds_at<f32x4>(base, VALUE_SCALES); }
+    // Page ids of even and odd tiles.
+    PA_DEVICE int &page_id(int tile, int page) const { return lds_at<int>(base, PAGE_IDS + ((tile & 1) * PAGES + page) * 4); }
+};
+
+}  // namespace pa

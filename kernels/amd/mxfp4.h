@@ -1,0 +1,211 @@
+// An MXFP4 cache: a wave's 64 tokens of K and of V, from memory to BF16 operands.
+//
+// A row of K or V is cut into units of 16 bytes (32 dims, one scale; 8 bytes where head_dim is no multiple of 128), and a quarter of the lanes
+// takes every fourth. Sums over dims may run in any order, so K needs nothing but conversion: the lane that holds a unit holds operands, a word
+// (8 dims) a step. V is needed along tokens: a lane has one quarter's dims of four tokens, converts a word of each and puts them into LDS as
+// rows of 64 tokens; each word makes 32 such rows. Scales go into the conversion, which is exact.
+#pragma once
+
+#include "lds.h"
+#include "task.h"
+
+namespace pa {
+
+template <class T>
+struct Mxfp4 {
+    static_assert(T::MXFP4 && T::SCALES == Scales::BLOCK, "an MXFP4 cache has block scales");
+    static constexpr int UNIT = T::HEAD_DIM % 128 == 0 ? 32 : 16;  // dims
+    static constexpr int WORDS = UNIT / 8;
+    static constexpr int UNITS = T::HEAD_DIM / UNIT / 4;  // of a lane
+    // Units that a lane holds at a time; where there are many more, the next are loaded once these are used up.
+    static constexpr int HELD = UNITS > 4 ? 2 : UNITS;
+    static constexpr bool LARGE = UNITS > 4;
+    static constexpr int PARTS = UNITS / HELD;
+
+    // O, scores, P, K and V as loaded; two workgroups a CU or more where they leave room for Q, addresses and temporaries.
+    static constexpr int REGISTERS = T::M_TILES * (T::HEAD_DIM / 4 + T::SUBTILES * 6) + 8 * HELD * (WORDS + 1);
+    static constexpr int WAVES_PER_EU = REGISTERS <= 168 ? 2 : 1;
+
+    typedef u32 Unit __attribute__((ext_vector_type(WORDS)));
+
+    // The first dim of a quarter's unit.
+    static PA_DEVICE int dim(int unit, int quarter) { return (unit * 4 + quarter) * UNIT; }
+};
+
+// The F32 of an E8M0 code. The mantissa's top bit makes 2^-127 of 0 and NaN of 0xff; conversions look at the exponent alone.
+PA_DEVICE float block_scale(u32 code) { return from_bits(code << 23 | (code == 0 || code == 0xff ? 0x400000 : 0)); }
+
+// Two BF16 from a byte of a word of E2M1 codes, exact.
+template <int BYTE>
+PA_DEVICE u32 widen_fp4(u32 codes, float scale) {
+    return __builtin_bit_cast(u32, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(codes, scale, BYTE));
+}
+
+PA_DEVICE u32x4 widen_word(u32 codes, float scale) {
+    return {widen_fp4<0>(codes, scale), widen_fp4<1>(codes, scale), widen_fp4<2>(codes, scale), widen_fp4<3>(codes, scale)};
+}
+
+// Orders LDS accesses of this wave's lanes, whose instructions the hardware executes in order.
+PA_DEVICE void wave_fence() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+}
+
+// Hides from the compiler what a value is. Lanes' offsets are hidden where they are added to an address, and the address where it is the same
+// in all lanes: sums that are moved out of the loop take two vector registers and two instructions for each load.
+PA_DEVICE u32 opaque(u32 offset) {
+    __asm__ volatile("" : "+v"(offset));
+    return offset;
+}
+template <bool UNIFORM>
+PA_DEVICE const u8 *opaque(const u8 *base) {
+    if constexpr (UNIFORM) __asm__("" : "+s"(base));
+    return base;
+}
+
+// The pages of a wave's 64 tokens of a tile. Ids are the same in all lanes: they come by scalar loads, whose wait drains no K or V.
+template <class T>
+struct WavePages {
+    static constexpr int COUNT = T::PAGE < T::WAVE_TOKENS ? T::WAVE_TOKENS / T::PAGE : 1;
+    int first;         // token
+    u32 entry[COUNT];  // of the block table: clamped where it is used, so that nothing waits for it here
+
+    // Pages that no row attends are not looked up: one that is attended stands for them.
+    PA_DEVICE void load(const Call &call, const Task<T> &task, int wave, int tile) {
+        const auto *table = (const __attribute__((address_space(4))) u32 *)(u64)task.table;
+        const int attended = u32(task.first_token) / T::PAGE, most = min(u32(task.context - 1) / T::PAGE, call.max_pages - 1);
+        first = tile * T::TOKENS + wave * T::WAVE_TOKENS;
+        PA_UNROLL for (int i = 0; i < COUNT; i++) {
+            const int page = u32(first) / T::PAGE + i;
+            entry[i] = table[uniform(min(max(page, attended), most))];
+        }
+    }
+
+    // Ids are clamped to the cache.
+    PA_DEVICE u32 id(const TileArgs &args, int i) const {
+        const u32 last = args.pages - 1;
+        return entry[i] < last ? entry[i] : last;
+    }
+
+    // The address of token `token + own` of the wave's in a tensor, in two parts: `token` is the same in all lanes, `own` the lane's, less
+    // than SPAN. A span that pages do not cut has the same base in all lanes.
+    template <int SPAN>
+    PA_DEVICE const u8 *base(const TileArgs &args, const void *tensor, const Paged &stride, int head, int token, int own) const {
+        constexpr bool WHOLE = T::PAGE >= SPAN;
+        u32 page = id(args, token / T::PAGE % COUNT);
+        if constexpr (!WHOLE) {
+            PA_UNROLL for (int i = 1; i < SPAN / T::PAGE; i++) page = own >= i * T::PAGE ? id(args, token / T::PAGE + i) : page;
+        }
+        const int wave = T::PAGE > T::WAVE_TOKENS ? u32(first) % T::PAGE : 0, shared = WHOLE ? token % T::PAGE : 0;
+        return at(tensor, page * stride.page + head * stride.head + wave * stride.token) + shared * stride.token;
+    }
+    template <int SPAN>
+    static PA_DEVICE u32 offset(const Paged &stride, int own) {
+        return opaque(u32(T::PAGE >= SPAN ? own : own % T::PAGE) * u32(stride.token));
+    }
+};
+
+// K: lane `l` has tokens `l % 16` of every 16, quarter `l / 16`.
+template <class T>
+struct PackedKeys {
+    using M = Mxfp4<T>;
+    typename M::Unit unit[T::SUBTILES][M::HELD];
+    u32 scale[T::SUBTILES][M::HELD];
+
+    PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
+        const TileArgs &args = call.args;
+        const int quarter = lane() / 16, own = lane() % 16;
+        constexpr bool UNIFORM = T::PAGE >= 16;
+        const u32 at_codes = pages.template offset<16>(args.key_stride, own), at_scales = pages.template offset<16>(args.k_scale_stride, own);
+        PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
+            const u8 *codes = opaque<UNIFORM>(pages.template base<16>(args, call.key, args.key_stride, head, sub * 16, own));
+            const u8 *scales = opaque<UNIFORM>(pages.template base<16>(args, args.k_scale, args.k_scale_stride, head, sub * 16, own));
+            PA_UNROLL for (int i = 0; i < M::HELD; i++) {
+                const int dim = M::dim(part * M::HELD + i, quarter);
+                unit[sub][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);
+                scale[sub][i] = pa::load<u8>(scales, at_scales + dim / 32);
+            }
+        }
+    }
+};
+
+// V: lane `l` has tokens `l / 4 * 4 ..+ 4`, quarter `l % 4`.
+template <class T>
+struct PackedValues {
+    using M = Mxfp4<T>;
+    typename M::Unit unit[4][M::HELD];
+    u32 scale[4][M::HELD];
+
+    PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
+        const TileArgs &args = call.args;
+        constexpr int SPAN = T::WAVE_TOKENS;
+        constexpr bool UNIFORM = T::PAGE >= SPAN;
+        const int quarter = lane() % 4, own = lane() / 4 * 4;
+        const u32 at_codes = pages.template offset<SPAN>(args.value_stride, own), at_scales = pages.template offset<SPAN>(args.v_scale_stride, own);
+        const u8 *first_codes = pages.template base<SPAN>(args, args.value, args.value_stride, head, 0, own);
+        const u8 *first_scales = pages.template base<SPAN>(args, args.v_scale, args.v_scale_stride, head, 0, own);
+        PA_UNROLL for (int token = 0; token < 4; token++) {
+            const u8 *codes = opaque<UNIFORM>(first_codes + token * args.value_stride.token);
+            const u8 *scales = opaque<UNIFORM>(first_scales + token * args.v_scale_stride.token);
+            PA_UNROLL for (int i = 0; i < M::HELD; i++) {
+                const int dim = M::dim(part * M::HELD + i, quarter);
+                unit[token][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);
+                scale[token][i] = pa::load<u8>(scales, at_scales + dim / 32);
+            }
+        }
+    }
+
+    // Zeroes tokens that are not the call's: whatever they and their scales hold, 0 * NaN must not come of it.
+    PA_DEVICE void mask(const Task<T> &task, const WavePages<T> &pages) {
+        const int first = pages.first + lane() / 4 * 4;
+        PA_UNROLL for (int token = 0; token < 4; token++) {
+            const bool keep = first + token < task.context && (!T::WINDOW || first + token >= task.first_token);
+            PA_UNROLL for (int i = 0; i < M::HELD; i++) {
+                unit[token][i] = keep ? unit[token][i] : typename M::Unit(0);
+                scale[token][i] = keep ? scale[token][i] : 127;
+            }
+        }
+    }
+};
+
+// A wave's room in LDS for a word of V: 32 dims of 64 tokens, twice, so that the next word is put there while one is read.
+template <class T>
+struct ValueRows {
+    static constexpr int ROW = T::WAVE_TOKENS * 2 + 8;
+    static constexpr int BUFFER = 32 * ROW;
+    static constexpr int BYTES = 2 * BUFFER;
+    u8 *base;
+
+    PA_DEVICE void put(const PackedValues<T> &values, int unit, int word, int buffer) const {
+        float scale[4];
+        PA_UNROLL for (int token = 0; token < 4; token++) scale[token] = block_scale(values.scale[token][unit]);
+        u8 *rows = base + buffer * BUFFER + lane() % 4 * 8 * ROW + lane() / 4 * 8;
+        const u32x4 pairs[4] = {widen_word(values.unit[0][unit][word], scale[0]), widen_word(values.unit[1][unit][word], scale[1]),
+                                widen_word(values.unit[2][unit][word], scale[2]), widen_word(values.unit[3][unit][word], scale[3])};
+        PA_UNROLL for (int i = 0; i < 4; i++) {
+            auto tokens = [&](u32 halves) {
+                return u32x2{__builtin_amdgcn_perm(pairs[1][i], pairs[0][i], halves), __builtin_amdgcn_perm(pairs[3][i], pairs[2][i], halves)};
+            };
+            lds_at<u32x2>(rows, 2 * i * ROW) = tokens(0x05040100);
+            lds_at<u32x2>(rows, (2 * i + 1) * ROW) = tokens(0x07060302);
+        }
+    }
+
+    // Operands of 16 rows each for steps of 32 tokens, in the order that a lane has scores in: four of one 16, four of the next.
+    struct Operands {
+        u32x4 of[2][2];
+    };
+    PA_DEVICE Operands get(int buffer) const {
+        Operands operands;
+        PA_UNROLL for (int tile16 = 0; tile16 < 2; tile16++)
+            PA_UNROLL for (int step = 0; step < 2; step++) {
+                u8 *row = base + buffer * BUFFER + (tile16 * 16 + lane() % 16) * ROW + step * 64 + lane() / 16 * 8;
+                const u32x2 low = lds_at<u32x2>(row, 0), high = lds_at<u32x2>(row, 32);
+                operands.of[tile16][step] = {low.x, low.y, high.x, high.y};
+            }
+        return operands;
+    }
+};
+
+}  // namespace pa

@@ -1,0 +1,272 @@
+// The MXFP4 tile: each wave goes through its own 64 tokens of every tile by itself, all dims, with a softmax of its own; no barrier until
+// the waves' results are merged at the end.
+//
+// Loads in flight, oldest first: K of a tile, V of the tile; K of the next, once Q K^T has used up the registers; V of the next, after P V.
+// Page ids come a tile earlier.
+#pragma once
+
+#include "epilogue.h"
+#include "mxfp4.h"
+#include "query.h"
+
+namespace pa {
+
+// LDS: Q's rows, then each wave's rows of V. The merge starts over from the beginning: O of one M-tile and unit a wave, then statistics.
+template <class T>
+struct Mxfp4Lds {
+    using M = Mxfp4<T>;
+    static constexpr int ROWS = Lds<T>::P;
+    static constexpr int BYTES = ROWS + T::WAVES * ValueRows<T>::BYTES;
+    static constexpr int MERGE_DIMS = 4 * M::UNIT;
+    static constexpr int MERGE_ROW = (MERGE_DIMS + 4) * 4;
+    static constexpr int STATISTICS = T::WAVES * 16 * MERGE_ROW;
+    static_assert(STATISTICS + T::ROWS * T::WAVES * 8 <= BYTES && BYTES <= PA_LDS_BYTES);
+    const Lds<T> query;
+
+    PA_DEVICE explicit Mxfp4Lds(u8 *memory) : query(memory) {}
+
+    PA_DEVICE int wave() const { return query.wave; }
+    PA_DEVICE ValueRows<T> values() const { return {query.base + ROWS + wave() * ValueRows<T>::BYTES}; }
+    PA_DEVICE f32x4 &output(int wave, int row, int dim) const { return lds_at<f32x4>(query.base, (wave * 16 + row) * MERGE_ROW + dim * 4); }
+    // Maximum and sum of a row.
+    PA_DEVICE f32x2 &statistic(int row, int wave) const { return lds_at<f32x2>(query.base, STATISTICS + (row * T::WAVES + wave) * 8); }
+};
+
+template <class T>
+struct Mxfp4Pipeline {
+    using M = Mxfp4<T>;
+    static constexpr int STEPS = T::HEAD_DIM / 32;
+    static constexpr bool QUERY_HELD = T::QUERY_PARTS * T::M_TILES * STEPS * 4 <= 32;
+
+    const Call &call;
+    const Task<T> &task;
+    const Mxfp4Lds<T> lds;
+    u32x4 held[T::QUERY_PARTS][T::M_TILES][QUERY_HELD ? STEPS : 1];
+    RowStates<T> rows;
+    WavePages<T> pages, next;
+    PackedKeys<T> keys;
+    PackedValues<T> values;
+    u32x4 p[T::M_TILES][2];
+    f32x4 output[T::M_TILES][M::UNITS][M::WORDS][2] = {};
+
+    PA_DEVICE Mxfp4Pipeline(const Call &call, const Task<T> &task, Mxfp4Lds<T> lds)
+        : call(call), task(task), lds(lds), rows(call, task, lds.query) {
+        if constexpr (QUERY_HELD) {
+            PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++)
+                PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
+                    PA_UNROLL for (int step = 0; step < STEPS; step++) held[part][m][step] = read_query(part, m, step);
+        }
+    }
+
+    // Q for a word of K: a step's unit and word, this lane's quarter.
+    PA_DEVICE u32x4 read_query(int part, int m, int step) const {
+        const int dim = M::dim(step / M::WORDS, lane() / 16) + step % M::WORDS * 8;
+        return lds.query.template query<u32x4>(part, m * 16 + lane() % 16, dim * 2);
+    }
+    PA_DEVICE u32x4 query(int part, int m, int step) const {
+        if constexpr (QUERY_HELD) return held[part][m][step];
+        return read_query(part, m, step);
+    }
+
+    // The tiles in which this wave's tokens are attended at all.
+    PA_DEVICE int first_tile() const {
+        return task.first_tile + (T::WINDOW && task.first_token - task.first_tile * T::TOKENS >= (lds.wave() + 1) * T::WAVE_TOKENS);
+    }
+    PA_DEVICE int end_tile() const { return task.end_tile - ((task.end_tile - 1) * T::TOKENS + lds.wave() * T::WAVE_TOKENS >= task.context); }
+
+    PA_DEVICE void run() {
+        int tile = first_tile();
+        const int end = end_tile();
+        if (tile >= end) return;
+        pages.load(call, task, lds.wave(), tile);
+        keys.load_part(call, pages, task.rows.head, 0);
+        pin();
+        values.load_part(call, pages, task.rows.head, 0);
+        next.load(call, task, lds.wave(), tile + 1);
+        pin();
+        if constexpr (M::LARGE) {
+            for (; tile < end; tile++) step(tile, tile + 1 < end, true, true);
+        } else {
+            // The last tile apart, so that the compiler knows in either code what is in flight. It costs registers.
+            for (; tile < end - 1; tile++) step(tile, true, T::WINDOW || !T::SINGLE_QUERY, T::WINDOW);
+            step(tile, false, true, true);
+        }
+    }
+
+    // `more`: another tile follows. Masks are asked for only where a tile may need them.
+    PA_DEVICE void step(int tile, bool more, bool masks_scores, bool masks_values) {
+        const int head = task.rows.head;
+        Scores<T> scores = {};
+        PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
+            add_products(scores, part);
+            pin();
+            if (part + 1 < M::PARTS) keys.load_part(call, pages, head, part + 1);
+        }
+        WavePages<T> after;
+        if (more) {
+            keys.load_part(call, next, head, 0);
+            after.load(call, task, lds.wave(), tile + 2);
+        }
+        pin();
+        scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
+        if (masks_scores && task.masks_scores(tile)) mask_scores(scores, rows, lds.query, tile);
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
+        PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
+#if defined(PA_TEST_NO_V_MASK)
+            masks_values = false;
+#endif
+            if (masks_values && task.masks_values(tile)) values.mask(task, pages);
+            add_values(part);
+            pin();
+            if (part + 1 < M::PARTS) values.load_part(call, pages, head, part + 1);
+        }
+        if (more) {
+            values.load_part(call, next, head, 0);
+            pages = next;
+            next = after;
+            pin();
+        }
+    }
+
+    PA_DEVICE void add_products(Scores<T> &scores, int part) {
+        PA_UNROLL for (int unit = 0; unit < M::HELD; unit++) {
+            float scale[T::SUBTILES];
+            PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) scale[sub] = block_scale(keys.scale[sub][unit]);
+            PA_UNROLL for (int word = 0; word < M::WORDS; word++) {
+                u32x4 k[T::SUBTILES];
+                PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) k[sub] = widen_word(keys.unit[sub][unit][word], scale[sub]);
+                PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
+                    PA_UNROLL for (int i = 0; i < T::QUERY_PARTS; i++) {
+                        const u32x4 q = query(i, m, (part * M::HELD + unit) * M::WORDS + word);
+                        PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
+                            scores.of[m][sub] = multiply<T::KV>(k[sub], q, scores.of[m][sub]);
+                    }
+                if (M::LARGE) pin();
+            }
+        }
+    }
+
+    // P of one M-tile as operands, with this wave's running maximum and sum; O moves to the new maximum.
+    PA_DEVICE void softmax(const Scores<T> &scores, int m) {
+        float x = largest(scores.of[m][0]);
+        PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) x = max(x, largest(scores.of[m][sub]));
+        const float maximum = max(rows.maximum[m], largest_of_row(x));
+        // A row that has attended nothing yet has P = exp2(-inf - 0).
+        const float reference = maximum == -INFINITE ? 0 : maximum;
+        const float decay = exp2(rows.maximum[m] - reference);
+        f32x4 total = 0;
+        PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
+            f32x4 e = scores.of[m][sub] - reference;
+            PA_UNROLL for (int i = 0; i < 4; i++) e[i] = exp2(e[i]);
+            total += e;
+            p[m][sub / 2][sub % 2 * 2] = narrow<T::KV>(e.x, e.y);
+            p[m][sub / 2][sub % 2 * 2 + 1] = narrow<T::KV>(e.z, e.w);
+        }
+        rows.sum[m] = rows.sum[m] * decay + sum(total);
+        rows.maximum[m] = maximum;
+        if (__builtin_amdgcn_ballot_w64(decay != 1)) {
+            PA_UNROLL for (int unit = 0; unit < M::UNITS; unit++)
+                PA_UNROLL for (int word = 0; word < M::WORDS; word++)
+                    PA_UNROLL for (int i = 0; i < 2; i++) output[m][unit][word][i] *= decay;
+        }
+    }
+
+    // O += P V, a word of V after the other: while one is on its way from LDS, the next is converted.
+    PA_DEVICE void add_values(int part) {
+        constexpr int WORDS = M::HELD * M::WORDS;
+        const ValueRows<T> staged = lds.values();
+        staged.put(values, 0, 0, 0);
+        PA_UNROLL for (int word = 0; word < WORDS; word++) {
+            wave_fence();
+            const auto v = staged.get(word % 2);
+            wave_fence();
+            if (!M::LARGE && word + 1 < WORDS) staged.put(values, (word + 1) / M::WORDS, (word + 1) % M::WORDS, (word + 1) % 2);
+            PA_UNROLL for (int i = 0; i < 2; i++)
+                PA_UNROLL for (int step = 0; step < 2; step++)
+                    PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+                        f32x4 &o = output[m][part * M::HELD + word / M::WORDS][word % M::WORDS][i];
+                        o = multiply<T::KV>(v.of[i][step], p[m][step], o);
+                    }
+            pin();
+            if (M::LARGE && word + 1 < WORDS) staged.put(values, (word + 1) / M::WORDS, (word + 1) % M::WORDS, (word + 1) % 2);
+        }
+        wave_fence();
+    }
+
+    // Merges the waves' results, M-tile by M-tile and unit by unit, and stores them.
+    PA_DEVICE void finish() {
+        barrier();
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+            const float total = sum_of_row(rows.sum[m]);
+            if (lane() < 16) lds.statistic(m * 16 + lane(), lds.wave()) = {rows.maximum[m], total};
+        }
+        barrier();
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+            const float decay = exp2(rows.maximum[m] - merged(m * 16 + lane() % 16).reference);
+            PA_UNROLL for (int unit = 0; unit < M::UNITS; unit++) {
+                PA_UNROLL for (int word = 0; word < M::WORDS; word++)
+                    PA_UNROLL for (int i = 0; i < 2; i++) {
+                        // Row `l / 16 * 4` of the 16 is dim `.. % 8` of the word of quarter `.. / 8`.
+                        const int dim = (i * 2 + lane() / 32) * M::UNIT + word * 8 + lane() / 16 % 2 * 4;
+                        lds.output(lds.wave(), lane() % 16, dim) = output[m][unit][word][i] * decay;
+                    }
+                barrier();
+                store_unit(m, unit);
+                barrier();
+            }
+        }
+    }
+
+    struct Merged {
+        float maximum, reference, sum;
+    };
+    PA_DEVICE Merged merged(int row) const {
+        f32x2 of[T::WAVES];
+        PA_UNROLL for (int i = 0; i < T::WAVES; i++) of[i] = lds.statistic(row, i);
+        const float maximum = max(max(of[0].x, of[1].x), max(of[2].x, of[3].x));
+        const float reference = maximum == -INFINITE ? 0 : maximum;
+        float sum = 0;
+        PA_UNROLL for (int i = 0; i < T::WAVES; i++) sum += of[i].y * exp2(of[i].x - reference);
+        return {maximum, reference, sum};
+    }
+
+    // 16 threads a row, four dims each at a time.
+    PA_DEVICE void store_unit(int m, int unit) const {
+        const int row = m * 16 + thread() / 16, piece = thread() % 16 * 4;
+        if (!task.rows.has(row)) return;
+        const Merged of = merged(row);
+        const TileArgs &args = call.args;
+        const bool first = unit == 0 && piece == 0;
+        const long part = T::PER_HEAD ? task.slot : long(task.slot) * args.kv_heads + task.rows.head;
+        const long at = part * args.rows + task.rows.first + row;
+        const float inverse = of.sum == 0 ? 0 : 1 / of.sum;
+        PA_UNROLL for (int i = 0; i < Mxfp4Lds<T>::MERGE_DIMS / 64; i++) {
+            f32x4 x = 0;
+            PA_UNROLL for (int from = 0; from < T::WAVES; from++) x += lds.output(from, thread() / 16, i * 64 + piece);
+            const int dim = unit * Mxfp4Lds<T>::MERGE_DIMS + i * 64 + piece;
+            if constexpr (T::DIRECT_OUTPUT) {
+                store_output<T>(args.out, task.rows.offset(row, args.out_row, args.out_head) + dim, x * inverse);
+            } else {
+                store(args.out, (at * T::HEAD_DIM + dim) * 4, x);
+            }
+        }
+        if (!first) return;
+        if constexpr (T::DIRECT_OUTPUT) {
+            store_lse(call, task.rows, row, of.sum == 0 ? -INFINITE : (of.maximum + log2(of.sum)) * 0.6931471805599453f);
+        } else {
+            store(call.statistics, at * 8, f32x2{of.maximum, of.sum});
+        }
+    }
+};
+
+template <class T>
+PA_DEVICE void run_mxfp4_task(const Call &call, int plan_row, int slot, Mxfp4Lds<T> lds) {
+    const Task<T> task(call, slot, plan_row);
+    stage_queries(call, task.rows, lds.query);
+    barrier();
+    Mxfp4Pipeline<T> pipeline(call, task, lds);
+    pipeline.run();
+    pipeline.finish();
+}
+
+}  // namespace pa

@@ -1,0 +1,141 @@
+// A task from its first tile to its last.
+//
+// Loads in flight, oldest first, and what waits for them (vector memory returns in order, so a wait for one waits for all before it):
+//   K of the tile (issued a tile ago), ids of the tile after the next, per-token scales, V of the tile | S = Q K^T waits for K
+//   K of the next tile, into the registers just read                                                  | P V waits for V
+// A tile has two barriers an M-tile: maxima published, P published. Each also separates the reads of one buffer from the next writes.
+#pragma once
+
+#include "epilogue.h"
+#include "query.h"
+
+namespace pa {
+
+template <class T>
+struct Pipeline {
+    const Call &call;
+    const Task<T> &task;
+    const Lds<T> lds;
+    const Pages<T> pages;
+    QueryOperands<T> query;
+    RowStates<T> rows;
+    Keys<T> keys;
+    Values<T> values;
+    Output<T> output[T::M_TILES] = {};
+
+    // Q and the page ids of the first two tiles are staged.
+    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds)
+        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, task, lds) {
+        query.hold(lds);
+    }
+
+    PA_DEVICE void run() {
+        if (task.first_tile >= task.end_tile) return;
+        keys.load_chunk(pages, task.first_tile, 0);
+        int tile = task.first_tile;
+        for (; tile < task.end_tile - 1; tile++) step<false>(tile);
+        step<true>(tile);
+    }
+
+    template <bool LAST>
+    PA_DEVICE void step(int tile) {
+        const u32 id = LAST ? 0 : pages.load_id(tile + 2);
+        TokenScales<T> scales;
+        if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
+        values.load_chunk(pages, tile, 0);
+        pin();
+        Scores<T> scores = dot_products<LAST>(tile);
+        const bool values_masked = (LAST || T::WINDOW) && task.masks_values(tile);
+        scale_scores(scores, rows, scales, call.args.softcap);
+        if ((LAST || T::WINDOW || !T::SINGLE_QUERY) && task.masks_scores(tile)) mask_scores(scores, rows, lds, tile);
+        if constexpr (T::PER_TOKEN) {
+            if (values_masked) scales.mask(task, lds, tile);
+            const float largest = scales.largest_value();
+            if (lane() == 0) lds.value_scale(lds.wave) = largest;
+        }
+        float value_scale = 1, value_factor = 1;
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+            publish_maximum(scores, lds, m);
+            barrier();
+            if (m == 0) {
+                if (!LAST) pages.stage_id(tile + 2, id);
+                if constexpr (T::PER_TOKEN) {
+                    value_scale = max(largest(lds.value_scales()), 0x1p-126f);
+                    value_factor = reciprocal(value_scale);
+                }
+            }
+            const float decay = publish_p(scores, rows, scales, value_factor, lds, m);
+            barrier();
+            add_values(tile, m, decay, value_scale, values_masked);
+        }
+    }
+
+    // Q K^T; K of the next tile is loaded into the registers as they are read.
+    template <bool LAST>
+    PA_DEVICE Scores<T> dot_products(int tile) {
+        Scores<T> scores = {};
+        PA_UNROLL for (int chunk = 0; chunk < T::KEY_CHUNKS; chunk++) {
+            Keys<T> next;
+            const bool more = chunk + 1 < T::KEY_CHUNKS;
+            if (more) next.load_chunk(pages, tile, chunk + 1);
+            pin();
+            scores.add_chunk(keys, query, lds, chunk);
+            pin();
+            if (more) keys = next;
+        }
+        if (!LAST) keys.load_chunk(pages, tile + 1, 0);
+        pin();
+        return scores;
+    }
+
+    // O = O * decay + P V. Where V does not fit registers, every M-tile reads it again.
+    PA_DEVICE void add_values(int tile, int m, float decay, float value_scale, bool masked) {
+        Output<T> product = {};
+        Output<T> &sum = T::PER_TOKEN ? product : output[m];
+        output[m].scale(decay);
+        PA_UNROLL for (int chunk = 0; chunk < T::VALUE_CHUNKS; chunk++) {
+            Values<T> next;
+            const bool more = chunk + 1 < T::VALUE_CHUNKS, again = T::VALUE_CHUNKS > 1 && m + 1 < T::M_TILES;
+            if (more || again) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
+#if !defined(PA_TEST_NO_V_MASK)
+            if (masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
+#endif
+            sum.add_chunk(values, lds, chunk);
+            if (more || again) values = next;
+        }
+        if constexpr (T::PER_TOKEN) {
+            PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) output[m].of[i] += product.of[i] * value_scale;
+        }
+    }
+
+    // Scales that all of O shares.
+    PA_DEVICE void finish() {
+        float factor = 1.f / (1 << T::P_EXPONENT);
+        if constexpr (T::SCALES == Scales::SCALAR) factor *= *(const float *)call.args.v_scale;
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
+            if constexpr (T::FP8) output[m].scale(factor);
+        }
+        total_sums(rows, lds);
+        if constexpr (T::DIRECT_OUTPUT) {
+            store_rows(call, task.rows, rows, output);
+        } else {
+            store_partial(call, task, rows, output);
+        }
+    }
+};
+
+template <class T>
+PA_DEVICE void run_task(const Call &call, int plan_row, int slot, Lds<T> lds) {
+    const Task<T> task(call, slot, plan_row);
+    const Pages<T> pages(call, task, lds);
+    const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
+    stage_queries(call, task.rows, lds);
+    pages.stage_id(task.first_tile, ids[0]);
+    pages.stage_id(task.first_tile + 1, ids[1]);
+    barrier();
+    Pipeline<T> pipeline(call, task, lds);
+    pipeline.run();
+    pipeline.finish();
+}
+
+}  // namespace pa

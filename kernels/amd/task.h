@@ -1,0 +1,96 @@
+// What a workgroup does: a range of tiles of one plan row, for some of the rows of one KV head.
+#pragma once
+
+#include "../common/args.h"
+#include "traits.h"
+
+namespace pa {
+
+// The kernel's arguments.
+struct Call {
+    const WorkInfo *work;
+    const int *block_tables;
+    const void *q;
+    u32 max_pages, plan_rows, q_row, q_head;
+    void *statistics;
+    const void *key;
+    const TileArgs &args;
+};
+
+// The rows of a (sequence, KV head) that a workgroup takes, where they come from and go to.
+template <class T>
+struct RowGroup {
+    int head;         // KV head
+    int first_query;  // row of q of the sequence's first new token
+    int queries;      // new tokens of the sequence
+    int first;        // row of the (sequence, KV head) that is the workgroup's row 0
+
+    PA_DEVICE RowGroup(const Call &call, int plan_row) {
+        const int kv_heads = call.args.kv_heads;
+        const int sequence = T::PER_HEAD ? plan_row / kv_heads : plan_row;
+        head = T::PER_HEAD ? plan_row % kv_heads : __builtin_amdgcn_workgroup_id_y();
+        if constexpr (T::RAGGED) {
+            first_query = call.args.query_start[sequence];
+            queries = call.args.query_start[sequence + 1] - first_query;
+        } else {
+            queries = T::SINGLE_QUERY ? 1 : call.args.query_len;
+            first_query = sequence * queries;
+        }
+        first = __builtin_amdgcn_workgroup_id_z() * T::ROWS;
+    }
+
+    // New token of the workgroup's row, its query head, and whether there is such a row.
+    PA_DEVICE int query(int row) const { return u32(first + row) / T::GROUP; }
+    PA_DEVICE int query_head(int row) const { return head * T::GROUP + u32(first + row) % T::GROUP; }
+    PA_DEVICE bool has(int row) const { return first + row < queries * T::GROUP; }
+    // Offset of a row in a tensor of [q rows, q heads, ...] with these strides.
+    PA_DEVICE long offset(int row, long row_stride, long head_stride) const {
+        return (first_query + query(row)) * row_stride + query_head(row) * head_stride;
+    }
+};
+
+template <class T>
+struct Task {
+    int slot;
+    RowGroup<T> rows;
+    int context;      // tokens, the new ones included
+    int first_token;  // the first that any row attends
+    int window;
+    int first_tile, end_tile;
+    const int *table;
+
+    PA_DEVICE Task(const Call &call, int slot, int plan_row) : slot(slot), rows(call, plan_row) {
+        const TileArgs &args = call.args;
+        context = args.context_lens[plan_row];
+        table = call.block_tables + plan_row * args.table_row;
+        first_token = 0;
+        window = args.window;
+        if constexpr (T::WINDOW) {
+            const u32 reach = u32(window) + rows.queries - 1;
+            first_token = context > 0 && u32(context) > reach ? context - reach : 0;
+        }
+        if (call.work) {
+            first_tile = call.work[slot].first_tile;
+            end_tile = call.work[slot].end_tile;
+        } else {
+            const bool any = context > 0 && rows.queries > 0;
+            first_tile = any ? first_token / T::TOKENS : 0;
+            end_tile = any ? (context - 1) / T::TOKENS + 1 : 0;
+        }
+    }
+
+    // The position of a row's query; negative where the row attends nothing.
+    PA_DEVICE int position(int row) const { return rows.has(row) ? context - rows.queries + rows.query(row) : -1; }
+    // Whether a tile has tokens that some row does not attend.
+    PA_DEVICE bool masks_scores(int tile) const {
+        const int first_position = context - rows.queries + rows.query(0);
+        const bool late = tile * T::TOKENS + (T::TOKENS - 1) > first_position;
+        return late || (T::WINDOW && tile * T::TOKENS < context - window);
+    }
+    // Whether a tile has tokens that are not the call's.
+    PA_DEVICE bool masks_values(int tile) const {
+        return tile >= context / T::TOKENS || (T::WINDOW && tile * T::TOKENS < first_token);
+    }
+};
+
+}  // namespace pa

@@ -1,0 +1,17 @@
+// The paged-attention decode tile for MXFP4 caches (gfx950). What a reader follows: mxfp4, mxfp4_pipeline; the rest is the other tile's.
+#include "mxfp4_pipeline.h"
+
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_waves_per_eu(pa::Mxfp4<pa::Traits>::WAVES_PER_EU))) void PA_KERNEL(
+    const pa::WorkInfo *work, const int *block_tables, const void *q, unsigned max_pages, unsigned plan_rows, unsigned q_row, unsigned q_head,
+    void *statistics, const void *key, pa::TileArgs args) {
+    using T = pa::Traits;
+    __attribute__((shared, aligned(16))) static pa::u8 memory[pa::Mxfp4Lds<T>::BYTES];
+    const pa::Call call = {work, block_tables, q, max_pages, plan_rows, q_row, q_head, statistics, key, args};
+    const int slot = __builtin_amdgcn_workgroup_id_x();
+    if constexpr (T::DIRECT_OUTPUT) {
+        const auto *reduce = (const pa::ReduceInfo *)statistics;
+        if (reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
+    }
+    const int plan_row = work ? work[slot].row : slot;
+    if (plan_row >= 0) pa::run_mxfp4_task(call, plan_row, slot, pa::Mxfp4Lds<T>{memory});
+}

@@ -1,0 +1,88 @@
+// What a specialization is: the compiler's -D macros as one struct of constants, and what follows from them.
+#pragma once
+
+#include "gcn.h"
+
+namespace pa {
+
+enum class Query { BF16, F16, F32 };
+enum class Scales { NONE, SCALAR, PER_TOKEN, BLOCK };
+enum class Layout { SHUFFLED, VLLM, NHD, HND };
+
+struct Traits {
+    static constexpr int HEAD_DIM = PA_HEAD_DIM;
+    static constexpr int PAGE = PA_PAGE;
+    static constexpr int GROUP = PA_GROUP;
+    static constexpr int M_TILES = PA_M_TILES;
+    static constexpr bool SINGLE_QUERY = PA_SINGLE_QUERY;
+    static constexpr Query QUERY = Query(PA_QUERY);
+    // What is multiplied: what the cache stores, but BF16 for an MXFP4 cache.
+    static constexpr bool MXFP4 = PA_KV == 3;
+    static constexpr Element KV = MXFP4 ? Element::BF16 : Element(PA_KV);
+    static constexpr Scales SCALES = Scales(PA_SCALES);
+    static constexpr Layout LAYOUT = Layout(PA_LAYOUT);
+    static_assert(MXFP4 == (LAYOUT == Layout::NHD || LAYOUT == Layout::HND), "V lies along tokens, but along dims in an MXFP4 cache");
+    static constexpr bool PER_HEAD = PA_PER_HEAD;
+    static constexpr bool RAGGED = PA_RAGGED;
+    static constexpr bool WINDOW = PA_WINDOW;
+    static constexpr bool SOFTCAP = PA_SOFTCAP;
+    static constexpr bool DIRECT_OUTPUT = PA_DIRECT_OUTPUT;
+
+    // Tokens of a tile, its waves, and the tokens of one wave's scores in 16s.
+    static constexpr int TOKENS = 256;
+    static constexpr int WAVES = 4;
+    static constexpr int WAVE_TOKENS = TOKENS / WAVES;
+    static constexpr int SUBTILES = WAVE_TOKENS / 16;
+    static constexpr int ROWS = M_TILES * 16;
+
+    // Elements of a 16-byte unit; `multiply` sums over a step of four units.
+    static constexpr bool FP8 = KV == Element::FP8;
+    static constexpr int BYTES = FP8 ? 1 : 2;
+    static constexpr int UNIT = 16 / BYTES;
+    static constexpr int STEP = 4 * UNIT;
+    static constexpr bool PER_TOKEN = SCALES == Scales::PER_TOKEN;
+    static_assert(!PER_TOKEN || FP8, "per-token scales belong to an FP8 cache");
+    static_assert(PAGE % UNIT == 0 && HEAD_DIM % 64 == 0);
+
+    static constexpr int KEY_STEPS = HEAD_DIM / STEP;
+    static constexpr int KEY_STEP_REGISTERS = SUBTILES * 4;
+    static constexpr int KEY_REGISTERS = KEY_STEPS * KEY_STEP_REGISTERS;
+    static constexpr int WAVE_DIMS = HEAD_DIM / WAVES;
+    static constexpr int DIM_TILES = WAVE_DIMS / 16;
+    static constexpr int VALUE_STEPS = TOKENS / STEP;
+    static constexpr int VALUE_STEP_REGISTERS = DIM_TILES * 4;
+    static constexpr int VALUE_REGISTERS = VALUE_STEPS * VALUE_STEP_REGISTERS;
+    // O and the scores of all M-tiles, and per-token scales.
+    static constexpr int ROW_REGISTERS = M_TILES * (DIM_TILES + SUBTILES) * 4 + (PER_TOKEN ? 2 * SUBTILES * 4 : 0);
+
+    // K of a tile comes in chunks of dims, V in chunks of tokens: all of it where registers hold it (then the next K is loaded a tile ahead,
+    // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way.
+    static constexpr bool VALUES_HELD = VALUE_REGISTERS <= 128 && VALUE_REGISTERS + ROW_REGISTERS <= 300;
+    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 360;
+    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : 64 / KEY_STEP_REGISTERS;
+    static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
+    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
+    static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
+    static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
+
+    // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
+    static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
+    static constexpr int QUERY_PARTS = SPLIT_QUERY ? 2 : 1;
+    // Rows of Q are scaled into the range of FP8, or of an F16 cache where Q is not F16.
+    static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
+    // Q as operands stays in registers where few hold it.
+    static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
+    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= 24;
+
+    // FP8 P is p times this power of two, so that 1 is near the top of the format.
+#if defined(__gfx950__)
+    static constexpr int P_EXPONENT = FP8 ? 8 : 0;
+#else
+    static constexpr int P_EXPONENT = FP8 ? 7 : 0;
+#endif
+
+    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
+    static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152 ? 2 : 1;
+};
+
+}  // namespace pa

@@ -1,0 +1,210 @@
+//! [`RocmPlan`]: a decode plan in device memory, made there or uploaded.
+
+use candle::{DType, Result, bail};
+
+use super::device::RocmDevice;
+use super::launch::Launch;
+use super::pinned::Upload;
+use super::specialize;
+use super::tensor::{RocmTensor, as_bytes};
+use crate::gpu::args::PlanArgs;
+use crate::gpu::launch;
+use crate::op::decide::row_blocks;
+use crate::plan::{DecodePlan, HostPlan, PADDING, PlanRequest, PlannerBlock, capacity};
+
+/// What of a batch stays the same from step to step: a plan's tensors are made for it, whatever the lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Every KV head has a block table (and a length) of its own.
+    pub per_head_tables: bool,
+    /// New tokens of every sequence; of the longest where `ragged`.
+    pub query_len: usize,
+    /// Sequences have query lengths of their own: a `query_start`.
+    pub ragged: bool,
+    /// Sliding window in tokens.
+    pub window: Option<usize>,
+    /// Most tasks of a sequence; `None`: as many as there are slots.
+    pub max_partitions: Option<usize>,
+    /// Task slots over all KV heads; `None`: the arch's default.
+    pub workgroup_budget: Option<usize>,
+}
+
+impl PlanShape {
+    /// Plan rows: sequences, or (sequence, KV head) pairs with per-head tables.
+    pub fn rows(&self) -> usize {
+        self.batch.saturating_mul(self.heads_per_row())
+    }
+
+    fn heads_per_row(&self) -> usize {
+        if self.per_head_tables { self.kv_heads } else { 1 }
+    }
+
+    /// Slots of its plan.
+    pub(super) fn capacity(&self, device: &RocmDevice) -> Result<usize> {
+        if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) || self.q_heads == 0 {
+            bail!("q_heads: {} query heads are not a multiple of {} KV heads", self.q_heads, self.kv_heads)
+        }
+        let blocks = row_blocks(self.query_len, self.q_heads / self.kv_heads);
+        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
+        // The lengths play no part.
+        let (context_lens, query_lens) = (vec![0; self.rows()], [self.query_len]);
+        let request = PlanRequest {
+            context_lens: &context_lens,
+            query_lens: &query_lens,
+            kv_heads: heads.saturating_mul(blocks),
+            window: self.window,
+            max_partitions: self.max_partitions,
+            workgroup_budget: self.workgroup_budget,
+        };
+        capacity(&request, device.arch())
+    }
+}
+
+/// A plan in device memory. Cloning shares it.
+///
+/// A loop makes one for its batch's shape and refreshes it each step from the lengths on the device: nothing is read back, and
+/// both the refresh and the calls that follow it can be captured in a graph.
+#[derive(Clone, Debug)]
+pub struct RocmPlan {
+    work: RocmTensor,
+    reduce: RocmTensor,
+    /// What it was made for, where it was made on the device.
+    shape: Option<PlanShape>,
+}
+
+impl RocmPlan {
+    /// Room for the plans of batches of `shape`; until [`RocmPlan::refresh`] it holds no task, and calls with it give zeros.
+    ///
+    /// # Errors
+    /// Sizes of 0, more rows than a planner block has LDS for (plan such a batch on the host), no memory.
+    pub fn new(shape: PlanShape, device: &RocmDevice) -> Result<Self> {
+        PlannerBlock::new(shape.rows(), device.arch())?;
+        let plan = HostPlan { work: vec![PADDING; shape.capacity(device)?], reduce: vec![[0, 0]; shape.rows()] };
+        Ok(Self { shape: Some(shape), ..Self::from_host(&plan, device)? })
+    }
+
+    /// The records of `host` on `device`.
+    ///
+    /// # Errors
+    /// No memory, a failed copy.
+    pub fn from_host(host: &HostPlan, device: &RocmDevice) -> Result<Self> {
+        let upload = device.upload(&[as_bytes(host.work.as_flattened()), as_bytes(host.reduce.as_flattened())])?;
+        Self::from_upload(&upload, 0, host)
+    }
+
+    /// The plan whose work and reduce records are parts `part` and `part + 1` of an upload.
+    pub(super) fn from_upload(upload: &Upload, part: usize, host: &HostPlan) -> Result<Self> {
+        let work = upload.tensor(part, (host.work.len(), 4), DType::I32)?;
+        let reduce = upload.tensor(part + 1, (host.reduce.len(), 2), DType::I32)?;
+        Ok(Self { work, reduce, shape: None })
+    }
+
+    /// Room for a plan of `shape`, for a planner that is to run before anything reads it.
+    pub(super) fn uninitialised(shape: PlanShape, device: &RocmDevice) -> Result<Self> {
+        let work = RocmTensor::empty((shape.capacity(device)?, 4), DType::I32, device)?;
+        let reduce = RocmTensor::empty((shape.rows(), 2), DType::I32, device)?;
+        Ok(Self { work, reduce, shape: Some(shape) })
+    }
+
+    /// Plans on the device for these lengths. Enqueued; can be captured.
+    ///
+    /// `context_lens`: I32 or U32 `[batch]` (`[batch, kv_heads]` with per-head tables); `query_start`: I32 or U32 `[batch + 1]` where the shape
+    /// is ragged.
+    ///
+    /// # Errors
+    /// Tensors that do not go with the shape; a plan that was made on the host.
+    pub fn refresh(&self, context_lens: &RocmTensor, query_start: Option<&RocmTensor>) -> Result<()> {
+        self.planner(context_lens, query_start)?.run()
+    }
+
+    /// The planner's launch.
+    pub(super) fn planner(&self, context_lens: &RocmTensor, query_start: Option<&RocmTensor>) -> Result<Launch<PlanArgs>> {
+        let device = self.work.device();
+        let Some(shape) = &self.shape else { bail!("plan: made on the host, so it is not refreshed on the device: make a new one") };
+        let rows = shape.rows();
+        check_integers("context_lens", context_lens, rows, device)?;
+        if query_start.is_some() != shape.ragged {
+            bail!("query_start: the plan's shape is {}ragged", if shape.ragged { "" } else { "not " })
+        }
+        if let Some(start) = query_start {
+            check_integers("query_start", start, shape.batch + 1, device)?;
+        }
+        let args = PlanArgs {
+            context_lens: context_lens.address(),
+            query_start: query_start.map_or(0, RocmTensor::address),
+            work: self.work.address(),
+            reduce: self.reduce.address(),
+            rows: rows as i32,
+            heads_per_row: shape.heads_per_row() as i32,
+            query_len: clamp(shape.query_len),
+            window: shape.window.map_or(0, clamp),
+            capacity: self.capacity() as i32,
+            max_partitions: shape.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
+        };
+        let kernel = device.kernel(&specialize::plan(device.arch(), rows, shape.ragged)?)?;
+        // SAFETY: the planner reads `rows` lengths (and starts) and writes as many reduce records and `capacity` work records.
+        unsafe { Launch::new(device, kernel, launch::PLAN, args) }
+    }
+
+    /// I32 `[capacity, 4]`.
+    pub fn work_info(&self) -> &RocmTensor {
+        &self.work
+    }
+
+    /// I32 `[rows, 2]`.
+    pub fn reduce_info(&self) -> &RocmTensor {
+        &self.reduce
+    }
+
+    /// Slots of the plan.
+    pub fn capacity(&self) -> usize {
+        self.work.dims()[0]
+    }
+
+    /// Plan rows.
+    pub fn rows(&self) -> usize {
+        self.reduce.dims()[0]
+    }
+
+    /// What it was made for, where it was made on the device.
+    pub(super) fn shape(&self) -> Option<&PlanShape> {
+        self.shape.as_ref()
+    }
+
+    /// The records, read back. Waits for the device.
+    ///
+    /// # Errors
+    /// A failed copy; a graph is being captured.
+    pub fn host(&self) -> Result<HostPlan> {
+        let plan = DecodePlan::from_tensors(self.work.to_tensor()?, self.reduce.to_tensor()?)?;
+        Ok((*plan.host()?).clone())
+    }
+}
+
+/// A count as the kernels' 32-bit integers: every larger one means the same.
+pub(super) fn clamp(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// Refuses what is not a contiguous I32 or U32 tensor of `elements` on `device`.
+pub(super) fn check_integers(name: &str, tensor: &RocmTensor, elements: usize, device: &RocmDevice) -> Result<()> {
+    super::decode::check_device(name, tensor, device)?;
+    if !matches!(tensor.dtype(), DType::U32 | DType::I32)
+        || tensor.layout().shape().elem_count() != elements
+        || !tensor.layout().is_contiguous()
+    {
+        bail!(
+            "{name}: expected {elements} contiguous U32 or I32, got {:?} {:?} with strides {:?}",
+            tensor.dtype(),
+            tensor.dims(),
+            tensor.layout().stride()
+        )
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! What each kernel is specialized on: from the registry's selection, or a shape, to the compiler's macros. Pure.
+
+use candle::{DType, Result, bail};
+
+use crate::cache::{CacheLayout, KvDtype};
+use crate::gpu::launch;
+use crate::jit::{Source, Specialization};
+use crate::plan::{PlannerBlock, Split};
+use crate::registry::{self, Arch, ArchName, Flags, KernelKey, Problem, ScaleMode, Selection};
+
+/// Schedules that the kernels have. Where the registry's tables call for another, the generic tile runs.
+const WRITTEN: Flags = Flags { direct_output: true, mxfp4_tile: true, ..Flags::NONE };
+
+/// Dwords of the tile's leading arguments, in order: those that scalar registers can be preloaded with (`kernels/common/args.h`).
+const LEADING_DWORDS: [usize; 9] = [2, 2, 2, 1, 1, 1, 1, 2, 2];
+
+/// The kernel that runs for `problem` on `arch`: the registry's choice among what is written, its name and reason those of what runs.
+///
+/// Errors: those of [`registry::select`]; gfx1250, whose tile is not written.
+pub fn select(problem: &Problem, arch: &Arch) -> Result<Selection> {
+    if arch.name == ArchName::Gfx1250 {
+        bail!("arch: the attention tile is not written for gfx1250 yet (its planner, reducer and cache writes are)")
+    }
+    registry::select_among(problem, arch, &WRITTEN)
+}
+
+/// The tile of a selection made by [`select`].
+///
+/// Errors: not a selection for gfx942 or gfx950.
+pub fn tile(selection: &Selection) -> Result<Specialization> {
+    let key = &selection.key;
+    if !matches!(key.arch, ArchName::Gfx942 | ArchName::Gfx950) {
+        bail!("arch: {} has no attention tile among the AMD kernels", key.arch)
+    }
+    let number = [
+        ("PA_HEAD_DIM", key.head_dim),
+        ("PA_PAGE", key.page_size),
+        ("PA_GROUP", key.group),
+        ("PA_M_TILES", key.m_tiles),
+        ("PA_QUERY", query_code(key.query_dtype)?),
+        ("PA_KV", kv_code(key.kv_dtype, key.arch)?),
+        ("PA_SCALES", scales_code(key.scales)),
+        ("PA_LAYOUT", layout_code(key.layout)),
+        ("PA_WAVES_PER_EU", selection.waves_per_eu),
+        ("PA_LDS_BYTES", selection.lds_bytes),
+    ];
+    let switches = [
+        ("PA_SINGLE_QUERY", key.single_query),
+        ("PA_PER_HEAD", key.per_head_tables),
+        ("PA_RAGGED", key.ragged),
+        ("PA_WINDOW", key.windowed),
+        ("PA_SOFTCAP", key.softcap),
+        ("PA_POSITIVE_SCALE", key.positive_scale),
+    ];
+    let mut defines = defines(&number, &switches);
+    defines.extend(key.flags.all().into_iter().map(|(name, set)| (format!("PA_{name}"), usize::from(set).to_string())));
+    Ok(Specialization {
+        arch: key.arch,
+        source: if key.kv_dtype == KvDtype::Mxfp4 { Source::TileMxfp4 } else { Source::Tile },
+        kernel: selection.kernel.clone(),
+        defines,
+        options: preload_options(key),
+    })
+}
+
+/// The compiler's option counts arguments, the flag dwords.
+fn preload_options(key: &KernelKey) -> Vec<String> {
+    let mut room = key.flags.kernarg_preload;
+    let arguments = LEADING_DWORDS
+        .iter()
+        .take_while(|&&dwords| {
+            room.checked_sub(dwords).is_some_and(|left| {
+                room = left;
+                true
+            })
+        })
+        .count();
+    match arguments {
+        0 => vec![],
+        _ => vec!["-mllvm".to_string(), format!("-amdgpu-kernarg-preload-count={arguments}")],
+    }
+}
+
+/// Threads that a reducer's block may have, the fewest first.
+pub const REDUCER_THREADS: [usize; 3] = launch::REDUCER_THREADS;
+
+/// The reducer of partial results of `head_dim` channels into an output of `output` dtype, by blocks of `threads` ([`REDUCER_THREADS`]).
+pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, threads: usize) -> Result<Specialization> {
+    let kernel = format!("pa_reduce_d{head_dim}_{}_t{threads}{}", query_name(output)?, mark(ragged, "_ragged"));
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_THREADS", threads)];
+    Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged)])))
+}
+
+/// The device planner for `rows` plan rows.
+///
+/// Errors: more rows than a block has LDS for; such a batch is planned on the host.
+pub fn plan(arch: &Arch, rows: usize, ragged: bool) -> Result<Specialization> {
+    let PlannerBlock { bucket, .. } = PlannerBlock::new(rows, arch)?;
+    let min_max = Split::of(rows, arch) == Split::MinMax;
+    let split = if min_max { "minmax" } else { "proportional" };
+    let kernel = format!("pa_plan_r{bucket}_{split}{}", mark(ragged, "_ragged"));
+    let defines = defines(&[("PA_BUCKET", bucket)], &[("PA_MIN_MAX", min_max), ("PA_RAGGED", ragged)]);
+    Ok(specialization(arch.name, Source::Plan, kernel, defines))
+}
+
+/// What a kernel that writes new tokens into their pages is specialized on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WriteKey {
+    /// What it runs on.
+    pub arch: ArchName,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Dtype of the new k and v.
+    pub dtype: DType,
+    /// What the cache stores.
+    pub kv_dtype: KvDtype,
+    /// How its elements are scaled.
+    pub scales: ScaleMode,
+    /// Where it stores them.
+    pub layout: CacheLayout,
+}
+
+/// The kernel that writes new tokens into their pages.
+pub fn write(key: &WriteKey) -> Result<Specialization> {
+    let WriteKey { arch, head_dim, page_size, dtype, kv_dtype, scales, layout } = *key;
+    // As for the tile, an FP8 cache without scales has scalar ones of 1.
+    let scales = if kv_dtype == KvDtype::Fp8 { scales.max(ScaleMode::Scalar) } else { scales };
+    let scaled = match scales {
+        ScaleMode::Scalar => "_scalar",
+        ScaleMode::PerToken => "_token",
+        ScaleMode::None | ScaleMode::Block => "",
+    };
+    let (kv, query) = (kv_dtype.name(), query_name(dtype)?);
+    let kernel = format!("pa_write_{kv}_d{head_dim}_p{page_size}_{query}{scaled}_{}", layout.name());
+    let number = [
+        ("PA_HEAD_DIM", head_dim),
+        ("PA_PAGE", page_size),
+        ("PA_QUERY", query_code(dtype)?),
+        ("PA_KV", kv_code(kv_dtype, arch)?),
+        ("PA_SCALES", scales_code(scales)),
+        ("PA_LAYOUT", layout_code(layout)),
+    ];
+    Ok(specialization(arch, Source::Write, kernel, defines(&number, &[])))
+}
+
+fn specialization(arch: ArchName, source: Source, kernel: String, defines: Vec<(String, String)>) -> Specialization {
+    Specialization { arch, source, kernel, defines, options: vec![] }
+}
+
+fn defines(numbers: &[(&str, usize)], switches: &[(&str, bool)]) -> Vec<(String, String)> {
+    let switches = switches.iter().map(|&(name, on)| (name, usize::from(on)));
+    numbers.iter().copied().chain(switches).map(|(name, value)| (name.to_string(), value.to_string())).collect()
+}
+
+fn mark(on: bool, mark: &str) -> &str {
+    if on { mark } else { "" }
+}
+
+/// Number and name of q's (or the output's, or new k's and v's) dtype.
+fn query(dtype: DType) -> Result<(usize, &'static str)> {
+    match dtype {
+        DType::BF16 => Ok((0, "bf16")),
+        DType::F16 => Ok((1, "f16")),
+        DType::F32 => Ok((2, "f32")),
+        other => bail!("q: dtype {other:?} is not F32, F16 or BF16"),
+    }
+}
+
+fn query_code(dtype: DType) -> Result<usize> {
+    query(dtype).map(|(code, _)| code)
+}
+
+fn query_name(dtype: DType) -> Result<&'static str> {
+    query(dtype).map(|(_, name)| name)
+}
+
+fn kv_code(kv: KvDtype, arch: ArchName) -> Result<usize> {
+    match kv {
+        KvDtype::Bf16 => Ok(0),
+        KvDtype::F16 => Ok(1),
+        KvDtype::Fp8 => Ok(2),
+        KvDtype::Mxfp4 => Ok(3),
+        KvDtype::F32 => bail!("key_cache: {arch} has no kernel for an F32 cache (BF16, F16, FP8, and MXFP4 on gfx950)"),
+    }
+}
+
+fn scales_code(scales: ScaleMode) -> usize {
+    match scales {
+        ScaleMode::None => 0,
+        ScaleMode::Scalar => 1,
+        ScaleMode::PerToken => 2,
+        ScaleMode::Block => 3,
+    }
+}
+
+fn layout_code(layout: CacheLayout) -> usize {
+    match layout {
+        CacheLayout::Shuffled => 0,
+        CacheLayout::Vllm => 1,
+        CacheLayout::Nhd => 2,
+        CacheLayout::Hnd => 3,
+    }
+}

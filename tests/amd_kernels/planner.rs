@@ -1,0 +1,188 @@
+//! The device planner gives the host planner's records.
+
+use candle_paged_attn::plan::{HostPlan, PlanRequest, PlannerBlock, Split, batch_bucket};
+use candle_paged_attn::registry::Arch;
+use cdna_sim::{Counters, Memory, Module};
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rayon::prelude::*;
+
+use crate::build::{Args, bytes, launch, module, upload, words};
+use crate::require_clang;
+
+/// Planners for up to these many rows.
+const BUCKETS: [usize; 5] = [1, 16, 64, 128, 256];
+const LARGE_BUCKETS: [usize; 2] = [1024, 4096];
+
+fn planner(arch: &str, bucket: usize, split: Split, ragged: bool) -> Module {
+    let flag = |on| if on { "1" } else { "0" };
+    let defines = [("PA_BUCKET", &*bucket.to_string()), ("PA_MIN_MAX", flag(split == Split::MinMax)), ("PA_RAGGED", flag(ragged))];
+    module("plan", arch, &defines)
+}
+
+/// A batch, with per-head tables `heads_per_row` plan rows a sequence.
+struct Batch {
+    lens: Vec<i32>,
+    /// One for all, or one a sequence.
+    queries: Vec<usize>,
+    heads_per_row: usize,
+    kv_heads: usize,
+    window: Option<usize>,
+    max_partitions: Option<usize>,
+    budget: Option<usize>,
+}
+
+impl Batch {
+    fn random(rng: &mut StdRng, most: usize) -> Self {
+        let heads_per_row = *[1, 1, 1, 2, 3].choose(rng).unwrap();
+        let per_head = heads_per_row > 1;
+        let sequences = rng.random_range(0..=most / heads_per_row);
+        let sequences = if rng.random_bool(0.3) { sequences.min(4) } else { sequences };
+        let extreme = rng.random_bool(0.3);
+        let longest = *[300, 4096, 32768, 1 << 20].choose(rng).unwrap();
+        let len = |rng: &mut StdRng| match rng.random_range(0..10) {
+            0 if extreme => *[0, -1, i32::MAX, i32::MIN, i32::MAX - 255, 1].choose(rng).unwrap(),
+            1 if extreme => i32::MAX - rng.random_range(0..1000),
+            2 => rng.random_range(0..longest) / 256 * 256,
+            _ => rng.random_range(0..=longest),
+        };
+        let lens = (0..sequences * heads_per_row).map(|_| len(rng)).collect();
+        let queries = match rng.random_bool(0.5) {
+            true => (0..sequences).map(|_| *[0, 0, 1, 1, 4, 8, 700].choose(rng).unwrap()).collect(),
+            false => vec![rng.random_range(0..=8)],
+        };
+        let option = |rng: &mut StdRng, values: &[usize]| *values.choose(rng).unwrap();
+        let window = [None, None, Some(option(rng, &[1, 100, 256, 1000, 5000, i32::MAX as usize]))].choose(rng).copied().unwrap();
+        let max_partitions = [None, None, Some(option(rng, &[1, 2, 3, 7, 64]))].choose(rng).copied().unwrap();
+        let budget = [None, Some(option(rng, &[1, 64, 511, 512, 4000]))].choose(rng).copied().unwrap();
+        Self { lens, queries, heads_per_row, kv_heads: if per_head { 1 } else { rng.random_range(1..=8) }, window, max_partitions, budget }
+    }
+
+    fn ragged(&self) -> bool {
+        self.queries.len() != 1
+    }
+
+    /// New tokens by plan row.
+    fn query_lens(&self) -> Vec<usize> {
+        match self.ragged() {
+            true => self.queries.iter().flat_map(|&n| std::iter::repeat_n(n, self.heads_per_row)).collect(),
+            false => self.queries.clone(),
+        }
+    }
+
+    fn request<'a>(&'a self, query_lens: &'a [usize]) -> PlanRequest<'a> {
+        let limits = PlanRequest::new(&self.lens, query_lens, self.kv_heads);
+        PlanRequest { window: self.window, max_partitions: self.max_partitions, workgroup_budget: self.budget, ..limits }
+    }
+
+    /// The device's plan; records start as garbage.
+    fn plan(&self, module: &Module, capacity: usize) -> (HostPlan, Counters) {
+        let memory = Memory::new();
+        let starts: Vec<i32> = std::iter::once(0)
+            .chain(self.queries.iter().scan(0, |sum, &n| {
+                *sum += n as i32;
+                Some(*sum)
+            }))
+            .collect();
+        let rows = self.lens.len();
+        let [lens, starts] = [&self.lens, &starts].map(|data| upload(&memory, &bytes(data, i32::to_le_bytes)));
+        let [work, reduce] = [16 * capacity, 8 * rows].map(|size| upload(&memory, &vec![0xAB; size]));
+        let window = self.window.unwrap_or(0) as i32;
+        let limit = self.max_partitions.map_or(-1, |most| most as i32);
+        let sizes = [rows as i32, self.heads_per_row as i32, self.queries[0] as i32, window, capacity as i32, limit];
+        let args = Args::default().longs([lens, if self.ragged() { starts } else { 0 }, work, reduce]).ints(sizes);
+        let counters = launch(module, &memory, &args, [1, 1, 1], 256);
+        let read = |address, count| if count == 0 { Vec::new() } else { words(&memory, address, count) };
+        let (work, reduce) = (read(work, 4 * capacity), read(reduce, 2 * rows));
+        (HostPlan { work: work.as_chunks().0.to_vec(), reduce: reduce.as_chunks().0.to_vec() }, counters)
+    }
+}
+
+/// Random batches of up to `most` rows give the host's records.
+fn agrees(arch: &Arch, name: &str, split: Split, buckets: &[usize], batches: u64) {
+    let planners: Vec<_> = buckets.iter().flat_map(|&bucket| [false, true].map(|ragged| planner(name, bucket, split, ragged))).collect();
+    let most = buckets[buckets.len() - 1];
+    (0..batches).into_par_iter().for_each(|seed| {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let batch = Batch::random(&mut rng, most);
+        if batch.queries.is_empty() || batch.lens.is_empty() {
+            return;
+        }
+        let query_lens = batch.query_lens();
+        let want = HostPlan::with_split(&batch.request(&query_lens), arch, split).unwrap();
+        let bucket = buckets.iter().position(|&bucket| bucket >= batch.lens.len()).unwrap();
+        let (got, _) = batch.plan(&planners[2 * bucket + usize::from(batch.ragged())], want.work.len());
+        assert!(got == want, "{name} {split:?} batch {seed} of {} rows", batch.lens.len());
+    });
+}
+
+#[test]
+fn min_max_records_are_the_hosts() {
+    require_clang!();
+    agrees(&Arch::gfx942(304), "gfx942", Split::MinMax, &BUCKETS, 1500);
+    agrees(&Arch::gfx950(), "gfx950", Split::MinMax, &BUCKETS, 1500);
+}
+
+#[test]
+fn proportional_records_are_the_hosts() {
+    require_clang!();
+    agrees(&Arch::gfx950(), "gfx950", Split::Proportional, &BUCKETS, 500);
+    agrees(&Arch::gfx942(304), "gfx942", Split::Proportional, &LARGE_BUCKETS, 100);
+    agrees(&Arch::gfx950(), "gfx950", Split::Proportional, &LARGE_BUCKETS, 100);
+}
+
+/// The most that a plan row or a batch can be: 2^23 tiles a row, 2^31 in all, a million slots.
+#[test]
+fn extremes() {
+    require_clang!();
+    for (rows, capacity, split) in [(256, 512, Split::MinMax), (1, 1 << 20, Split::MinMax), (4096, 8192, Split::Proportional)] {
+        let batch = Batch {
+            lens: vec![i32::MAX; rows],
+            queries: vec![1],
+            heads_per_row: 1,
+            kv_heads: 1,
+            window: None,
+            max_partitions: None,
+            budget: Some(capacity),
+        };
+        let want = HostPlan::with_split(&batch.request(&[1]), &Arch::gfx950(), split).unwrap();
+        let (got, _) = batch.plan(&planner("gfx950", rows, split, false), capacity);
+        assert!(got == want, "{rows} rows");
+    }
+}
+
+/// 256 sequences of 1K to 32K in 512 slots take at most 4,000 instructions on any wave.
+#[test]
+fn a_plan_is_few_instructions() {
+    require_clang!();
+    for name in ["gfx942", "gfx950"] {
+        let mut rng = StdRng::seed_from_u64(11);
+        let batch = Batch {
+            lens: (0..256).map(|_| rng.random_range(1024..=32768)).collect(),
+            queries: vec![1],
+            heads_per_row: 1,
+            kv_heads: 1,
+            window: None,
+            max_partitions: None,
+            budget: Some(512),
+        };
+        let (got, counters) = batch.plan(&planner(name, 256, Split::MinMax, false), 512);
+        assert_eq!(got, HostPlan::new(&batch.request(&[1]), &Arch::gfx950()).unwrap());
+        println!("{name}: {} instructions on the longest wave", counters.longest_wave);
+        assert!(counters.longest_wave <= 4000);
+    }
+}
+
+/// The kernel's LDS is what the host reckons with.
+#[test]
+fn lds_is_as_planned() {
+    require_clang!();
+    for (arch, name) in [(Arch::gfx942(304), "gfx942"), (Arch::gfx950(), "gfx950")] {
+        for rows in [1, 100, 256, 4096] {
+            let split = Split::of(rows, &arch);
+            let module = planner(name, batch_bucket(rows), split, true);
+            let lds = module.kernel("test").unwrap().group_segment_size;
+            assert_eq!(lds, PlannerBlock::new(rows, &arch).unwrap().lds_bytes, "{name} {rows} rows");
+        }
+    }
+}

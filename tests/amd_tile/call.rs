@@ -1,0 +1,301 @@
+//! A decode call run by the tile on the simulator: device memory, arguments, launch, and the merge of partial results in float64.
+
+use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
+use candle_paged_attn::KvScale;
+use candle_paged_attn::PlanChoice;
+use candle_paged_attn::cache::CacheLayout;
+use candle_paged_attn::plan::{HostPlan, PlanRequest, TileRange, capacity};
+use candle_paged_attn::quant::fp8;
+use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, Selection, select};
+use cdna_sim::{Counters, Launch, Memory};
+use testkit::cases::Case;
+use testkit::reference::floats;
+
+use crate::compile::{KERNEL, defines, module};
+
+/// What a call left.
+pub struct Outcome {
+    /// `[rows, q_heads, head_dim]`, in q's dtype if rows were stored directly, else F32.
+    pub out: Tensor,
+    /// `[rows, q_heads]`.
+    pub lse: Tensor,
+    pub counters: Counters,
+}
+
+/// A call and what the host knows of it.
+pub struct TileCall {
+    pub case: Case,
+    pub arch: Arch,
+    pub selection: Selection,
+    /// `None`: plan-free.
+    pub plan: Option<HostPlan>,
+    lens: Vec<i32>,
+    starts: Vec<usize>,
+    max_query: usize,
+    q_heads: usize,
+    max_pages: usize,
+}
+
+impl TileCall {
+    pub fn new(case: Case, arch: Arch) -> Result<Self> {
+        let spec = &case.spec;
+        let dims = case.q.dims();
+        let (rows, q_heads) = (dims[0], dims[1]);
+        let batch = spec.lens.len();
+        let heads = if spec.per_head { spec.kv_heads } else { 1 };
+        let query_len = |s: usize| spec.query_lens[if spec.query_lens.len() == 1 { 0 } else { s }];
+        let query_lens: Vec<usize> = (0..batch * heads).map(|lane| query_len(lane / heads)).collect();
+        let mut starts = vec![0];
+        (0..batch).for_each(|s| starts.push(starts[s] + query_len(s)));
+        assert_eq!(starts[batch], rows);
+        let lens = case.context_lens.flatten_all()?.to_vec1::<i32>()?;
+        let max_query = query_lens.iter().copied().max().unwrap_or(0);
+        let plan_free = matches!(case.options.plan, PlanChoice::Free);
+        let request = PlanRequest {
+            window: spec.window,
+            max_partitions: spec.max_partitions,
+            workgroup_budget: spec.workgroup_budget,
+            ..PlanRequest::new(&lens, &query_lens, if spec.per_head { 1 } else { spec.kv_heads })
+        };
+        let table = case.block_tables.dims();
+        let max_pages = table[table.len() - 1];
+        let problem = Problem {
+            batch,
+            q_heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            page_size: spec.page_size,
+            query_len: max_query,
+            query_dtype: spec.q_dtype,
+            kv_dtype: spec.kv_dtype,
+            layout: spec.layout,
+            scales: match (&case.options.k_scale, &case.options.v_scale) {
+                (KvScale::Tensor(t), _) if t.dtype() == DType::U8 => ScaleMode::Block,
+                (KvScale::Tensor(t), _) if t.elem_count() > 1 => ScaleMode::PerToken,
+                (KvScale::None, KvScale::None) => ScaleMode::None,
+                _ => ScaleMode::Scalar,
+            },
+            max_pages,
+            per_head_tables: spec.per_head,
+            ragged: case.options.query_start.is_some(),
+            windowed: spec.window.is_some(),
+            softcap: spec.softcap.is_some(),
+            sinks: spec.sinks,
+            positive_scale: spec.softmax_scale.is_none_or(|s| s > 0.0),
+            output_like_query: true,
+            plan_free,
+            max_partitions: spec.max_partitions,
+            capacity: capacity(&request, &arch)?,
+            kernarg_preload: 16,
+        };
+        let plan = if plan_free { None } else { Some(HostPlan::new(&request, &arch)?) };
+        Ok(Self { selection: select(&problem, &arch)?, case, arch, plan, lens, starts, max_query, q_heads, max_pages })
+    }
+
+    /// Tiles of each task of each plan row, in order.
+    pub fn tasks(&self) -> Vec<Vec<TileRange>> {
+        let heads = self.lens.len() / (self.starts.len() - 1).max(1);
+        let window = self.case.spec.window;
+        let whole = |row: usize| {
+            let s = row / heads.max(1);
+            candle_paged_attn::plan::tile_range(self.lens[row], self.starts[s + 1] - self.starts[s], window)
+        };
+        match &self.plan {
+            None => (0..self.lens.len()).map(|row| vec![whole(row)]).collect(),
+            Some(plan) => plan
+                .reduce
+                .iter()
+                .map(|&[first, count]| {
+                    let tasks = &plan.work[first as usize..(first + count) as usize];
+                    tasks.iter().map(|&[_, first, end, _]| TileRange { first, end }).collect()
+                })
+                .collect(),
+        }
+    }
+
+    pub fn run(&self) -> Result<Outcome> {
+        self.run_with(&[])
+    }
+
+    /// Launches the tile, compiled with `flags` besides its own.
+    pub fn run_with(&self, flags: &[&str]) -> Result<Outcome> {
+        let memory = Memory::new();
+        let spec = &self.case.spec;
+        let options = &self.case.options;
+        let fnuz = self.arch.name == ArchName::Gfx942;
+        let upload = |bytes: &[u8]| if bytes.is_empty() { 0 } else { memory.upload(bytes).unwrap() };
+        let ints = |values: &[i32]| upload(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+        let key = Raw::of(&self.case.key_cache, fnuz)?;
+        let value = Raw::of(&self.case.value_cache, fnuz)?;
+        let q = Raw::of(&self.case.q, false)?;
+        let tables = Raw::of(&self.case.block_tables, false)?;
+        let factor = if fnuz && spec.kv_dtype == candle_paged_attn::cache::KvDtype::Fp8 { fp8::FNUZ_SCALE_FACTOR } else { 1.0 };
+        let k_scale = Raw::of_scale(&options.k_scale, factor)?;
+        let v_scale = Raw::of_scale(&options.v_scale, factor)?;
+        let starts: Vec<i32> = self.starts.iter().map(|&s| s as i32).collect();
+        let per_head = spec.per_head;
+        let direct = self.selection.key.flags.direct_output;
+        let (slots, work, reduce) = match &self.plan {
+            None => (self.lens.len(), 0, 0),
+            Some(plan) => (plan.work.len(), ints(plan.work.as_flattened()), ints(plan.reduce.as_flattened())),
+        };
+        let heads = if per_head { 1 } else { spec.kv_heads };
+        let rows = self.selection.row_groups * self.selection.key.m_tiles * 16;
+        let (q_rows, d) = (*self.starts.last().unwrap(), spec.head_dim);
+        let vectors = q_rows * self.q_heads;
+        let out_bytes = if direct { vectors * d * spec.q_dtype.size_in_bytes() } else { slots * heads * rows * d * 4 };
+        let nan = |bytes: usize| upload(&vec![0xff; bytes]);
+        let (out, lse, statistics) = (nan(out_bytes), nan(vectors * 4), nan(slots * heads * rows * 8));
+        let scale = spec.softmax_scale.unwrap_or((d as f64).sqrt().recip() as f32);
+
+        let mut args = Args::default();
+        args.u64(work).u64(upload(&tables.bytes) + tables.offset).u64(upload(&q.bytes) + q.offset);
+        args.u32(self.max_pages).u32(self.lens.len()).u32(q.strides[0]).u32(q.strides[1]);
+        args.u64(if direct { reduce } else { statistics }).u64(upload(&key.bytes) + key.offset);
+        args.u64(upload(&value.bytes) + value.offset).u64(upload(&k_scale.bytes)).u64(upload(&v_scale.bytes));
+        args.u64(ints(&self.lens)).u64(if options.query_start.is_some() { ints(&starts) } else { 0 });
+        args.u64(out).u64(if direct { lse } else { 0 }).u64(self.max_pages as u64);
+        for raw in [&key, &value] {
+            let [head, token] = if spec.layout == CacheLayout::Nhd { [2, 1] } else { [1, 2] };
+            args.u64(raw.strides[0] as u64).u64(raw.strides[head] as u64).u64(raw.strides[token] as u64);
+        }
+        for raw in [&k_scale, &v_scale] {
+            args.u64(raw.strides[0] as u64).u64(raw.strides[1] as u64).u64(raw.strides[2] as u64);
+        }
+        args.u64((self.q_heads * d) as u64).u64(d as u64);
+        args.f32(scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
+        args.u32(spec.window.unwrap_or(0).min(i32::MAX as usize)).u32(self.max_query).u32(spec.kv_heads);
+        args.u32(self.case.key_cache.dims()[0]).u32(rows);
+
+        let mut all = defines(&self.selection);
+        all.extend(flags.iter().map(|s| s.to_string()));
+        let module = module(&self.arch.name.to_string(), &all);
+        let kernel = module.kernel(KERNEL).unwrap();
+        let grid = [slots as u32, heads as u32, self.selection.row_groups as u32];
+        let counters = if grid.contains(&0) || vectors == 0 {
+            Counters::default()
+        } else {
+            module.launch(&memory, kernel, &args.0, &Launch::new(grid, [256, 1, 1])).map_err(|e| candle::Error::Msg(e.to_string()))?
+        };
+        let shape = (q_rows, self.q_heads, d);
+        let (out, lse) = if direct {
+            let bytes = memory.read(out, out_bytes).unwrap_or_default();
+            let lse = memory.read(lse, vectors * 4).unwrap_or_default();
+            (Tensor::from_raw_buffer(&bytes, spec.q_dtype, &[q_rows, self.q_heads, d], &Device::Cpu)?, f32s(&lse))
+        } else {
+            let partial = f32s(&memory.read(out, out_bytes).unwrap_or_default());
+            let statistics = f32s(&memory.read(statistics, slots * heads * rows * 8).unwrap_or_default());
+            let (out, lse) = self.merge(&partial, &statistics, rows)?;
+            (Tensor::from_vec(out, shape, &Device::Cpu)?, lse)
+        };
+        Ok(Outcome { out, lse: Tensor::from_vec(lse, (q_rows, self.q_heads), &Device::Cpu)?, counters })
+    }
+
+    /// What the reducer does, in float64.
+    fn merge(&self, partial: &[f32], statistics: &[f32], rows: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+        let spec = &self.case.spec;
+        let (d, group) = (spec.head_dim, self.q_heads / spec.kv_heads);
+        let table_heads = if spec.per_head { spec.kv_heads } else { 1 };
+        let grid_y = if spec.per_head { 1 } else { spec.kv_heads };
+        let sinks = self.case.options.sinks.as_ref().map(floats).transpose()?;
+        let (mut out, mut lse) = (vec![], vec![]);
+        for s in 0..self.starts.len() - 1 {
+            for token in 0..self.starts[s + 1] - self.starts[s] {
+                for head in 0..self.q_heads {
+                    let kv = head / group;
+                    let plan_row = s * table_heads + if spec.per_head { kv } else { 0 };
+                    let [first, count] = self.plan.as_ref().map_or([plan_row as i32, 1], |plan| plan.reduce[plan_row]);
+                    let row = token * group + head % group;
+                    let parts: Vec<usize> = (first..first + count)
+                        .map(|slot| (slot as usize * grid_y + if spec.per_head { 0 } else { kv }) * rows + row)
+                        .collect();
+                    let mut max = parts.iter().map(|&at| f64::from(statistics[at * 2])).fold(f64::NEG_INFINITY, f64::max);
+                    let attended = max > f64::NEG_INFINITY;
+                    let sink = sinks.as_ref().filter(|_| attended).map(|s| s[head] * std::f64::consts::LOG2_E);
+                    max = max.max(sink.unwrap_or(max));
+                    let mut sum = sink.map_or(0.0, |s| (s - max).exp2());
+                    let mut total = vec![0.0; d];
+                    for &at in &parts {
+                        let (m, l) = (f64::from(statistics[at * 2]), f64::from(statistics[at * 2 + 1]));
+                        assert!(m > f64::NEG_INFINITY || (l == 0.0 && partial[at * d..][..d].iter().all(|&x| x == 0.0)));
+                        let weight = if m == f64::NEG_INFINITY { 0.0 } else { (m - max).exp2() };
+                        sum += weight * l;
+                        total.iter_mut().zip(&partial[at * d..]).for_each(|(t, &x)| *t += weight * f64::from(x));
+                    }
+                    out.extend(total.iter().map(|&t| if attended { (t / sum) as f32 } else { 0.0 }));
+                    lse.push(if attended { ((max + sum.log2()) * std::f64::consts::LN_2) as f32 } else { f32::NEG_INFINITY });
+                }
+            }
+        }
+        Ok((out, lse))
+    }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+/// Kernel-argument bytes.
+#[derive(Default)]
+struct Args(Vec<u8>);
+
+impl Args {
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+    fn u32(&mut self, value: usize) -> &mut Self {
+        self.0.extend((value as u32).to_le_bytes());
+        self
+    }
+    fn f32(&mut self, value: f32) -> &mut Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+}
+
+/// A tensor's storage as bytes, where it starts in it, and its strides in elements.
+struct Raw {
+    bytes: Vec<u8>,
+    offset: u64,
+    strides: Vec<usize>,
+}
+
+impl Raw {
+    /// `fnuz`: FP8 in the encoding of gfx942, with half the value.
+    fn of(tensor: &Tensor, fnuz: bool) -> Result<Self> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else { candle::bail!("a CPU tensor is wanted") };
+        let bytes: Vec<u8> = match storage {
+            CpuStorage::BF16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            CpuStorage::F16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            CpuStorage::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            CpuStorage::I32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            CpuStorage::U32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            CpuStorage::U8(v) => v.clone(),
+            CpuStorage::F8E4M3(v) => v.iter().map(|x| if fnuz { fp8::ocp_to_fnuz(x.to_bits()) } else { x.to_bits() }).collect(),
+            _ => candle::bail!("{:?} is no operand", tensor.dtype()),
+        };
+        let offset = (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64;
+        Ok(Self { bytes, offset, strides: layout.stride().to_vec() })
+    }
+
+    fn of_scale(scale: &KvScale, factor: f32) -> Result<Self> {
+        let tensor = match scale {
+            KvScale::None => Tensor::new(&[1f32], &Device::Cpu)?,
+            KvScale::Scalar(s) => Tensor::new(&[*s], &Device::Cpu)?,
+            KvScale::Tensor(t) => t.clone(),
+        };
+        let scaled = if tensor.dtype() == DType::U8 { tensor } else { (tensor.to_dtype(DType::F32)? * f64::from(factor))? };
+        let mut raw = Self::of(&scaled, false)?;
+        raw.strides.resize(3, 0);
+        Ok(raw)
+    }
+}
+
+/// Layouts the tile reads.
+pub const LAYOUTS: [CacheLayout; 2] = [CacheLayout::Shuffled, CacheLayout::Vllm];
+/// Archs the tile runs on.
+pub fn archs() -> [Arch; 2] {
+    [Arch::gfx950(), Arch::gfx942(304)]
+}
