@@ -2,6 +2,9 @@
 
 #[path = "amd_kernels/build.rs"]
 mod build;
+#[allow(dead_code)] // shared with the tests of the tile
+#[path = "amd_tile/compile.rs"]
+mod compile;
 #[path = "amd_kernels/planner.rs"]
 mod planner;
 #[path = "amd_kernels/reducer.rs"]

@@ -111,6 +111,42 @@ fn half_precision_kv_stays_near() {
     }
 }
 
+/// The fixture's first prompts with its KV cache on an AMD GPU: what was recorded, and how that compares.
+#[cfg(feature = "rocm")]
+fn check_fixture_on_rocm(prompts: usize, options: ServeOptions) -> anyhow::Result<Vec<(check::Recorded, Comparison)>> {
+    let devices = minimax_decode::args::Devices { model: Device::Cpu, rocm: Some(candle_paged_attn::rocm::RocmDevice::new(0)?) };
+    let config = Config::from_dir(&fixture())?;
+    let model = Model::load(&Checkpoint::open(&fixture(), &config)?, config, DType::F32, DType::BF16, devices, || {})?;
+    let mut recorded = check::read(&fixture().join("expected.safetensors"), model.config.vocab_size)?;
+    recorded.truncate(prompts);
+    let comparisons = check::check(&model, &recorded, options, |_| {})?;
+    Ok(recorded.into_iter().zip(comparisons).collect())
+}
+
+#[cfg(feature = "rocm")]
+#[test]
+fn a_cache_on_an_amd_gpu_gives_hugging_faces_tokens() {
+    for (_, comparison) in check_fixture_on_rocm(2, ServeOptions { kv: KvKind::F16, ..options(512, 4) }).unwrap() {
+        assert!(comparison.worst < 5e-3 && comparison.first_difference.is_none(), "{comparison:?}");
+    }
+    for (recorded, comparison) in check_fixture_on_rocm(2, ServeOptions { kv: KvKind::Bf16, ..options(512, 1) }).unwrap() {
+        assert!(comparison.worst < 2e-2, "{comparison:?}");
+        // Storing K and V in BF16 moves logits by 0.01. One recorded choice is closer than that: 0.002 between its best two tokens.
+        if let Some((at, ..)) = comparison.first_difference {
+            let mut logits = recorded.logits[at].clone();
+            logits.sort_by(|a, b| b.total_cmp(a));
+            assert!(logits[0] - logits[1] < 4e-3, "{comparison:?}");
+        }
+    }
+}
+
+#[cfg(feature = "rocm")]
+#[test]
+fn an_f32_cache_is_refused_on_an_amd_gpu() {
+    let error = check_fixture_on_rocm(1, options(512, 1)).err().unwrap().to_string();
+    assert!(error.contains("F32 cache") && error.contains("BF16"), "{error}");
+}
+
 #[test]
 fn every_kv_kind_decodes() {
     let model = random_model(1);

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use candle::{DType, Device};
+use candle_paged_attn::cache::Placement;
+#[cfg(feature = "rocm")]
+use candle_paged_attn::rocm::RocmDevice;
 use clap::{Parser, ValueEnum};
 
 use super::kv::KvKind;
@@ -37,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "FAMILY/NAME", requires = "attention_only")]
     pub shape: Option<String>,
 
-    /// How K and V are stored [default: as computed; the workload's own with --attention-only]
+    /// How K and V are stored [default: as computed, bf16 with --backend rocm; the workload's own with --attention-only]
     #[arg(long, value_enum)]
     pub kv: Option<KvKind>,
 
@@ -50,7 +53,8 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub rope: Option<ComputeType>,
 
-    /// Device that the model runs on; cuda and rocm take a build with that backend
+    /// What attends: cpu; cuda, on which the whole model runs; rocm, an AMD GPU that holds the KV cache while the model runs on the CPU. The
+    /// last two take a build with that backend
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     pub backend: Backend,
 
@@ -152,7 +156,9 @@ impl Args {
     }
 
     pub fn kv(&self) -> KvKind {
-        self.kv.unwrap_or(KvKind::of(self.dtype()))
+        // AMD's kernels read no F32 cache.
+        let computed = if self.backend == Backend::Rocm { KvKind::Bf16 } else { KvKind::of(self.dtype()) };
+        self.kv.unwrap_or(computed)
     }
 
     pub fn sampling(&self) -> Sampling {
@@ -173,13 +179,46 @@ impl Args {
     }
 }
 
+/// Where a model runs, and where its KV cache is.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    pub model: Device,
+    /// An AMD GPU, which candle has no tensors for.
+    #[cfg(feature = "rocm")]
+    pub rocm: Option<RocmDevice>,
+}
+
+impl From<&Device> for Devices {
+    fn from(model: &Device) -> Self {
+        Self {
+            model: model.clone(),
+            #[cfg(feature = "rocm")]
+            rocm: None,
+        }
+    }
+}
+
+impl Devices {
+    /// Where the KV cache is.
+    pub fn cache(&self) -> Placement<'_> {
+        #[cfg(feature = "rocm")]
+        if let Some(rocm) = &self.rocm {
+            return rocm.into();
+        }
+        (&self.model).into()
+    }
+}
+
 impl Backend {
-    pub fn device(self) -> Result<Device> {
+    pub fn devices(self) -> Result<Devices> {
         match self {
-            Self::Cpu => Ok(Device::Cpu),
-            Self::Cuda if candle::utils::cuda_is_available() => Ok(Device::new_cuda(0)?),
+            Self::Cpu => Ok((&Device::Cpu).into()),
+            Self::Cuda if candle::utils::cuda_is_available() => Ok((&Device::new_cuda(0)?).into()),
             Self::Cuda => bail!("--backend cuda: this binary is built without CUDA"),
-            Self::Rocm => bail!("--backend rocm: this binary is built without ROCm"),
+            #[cfg(feature = "rocm")]
+            Self::Rocm => Ok(Devices { model: Device::Cpu, rocm: Some(RocmDevice::new(0)?) }),
+            #[cfg(not(feature = "rocm"))]
+            Self::Rocm => bail!("--backend rocm: this binary is built without ROCm (--features rocm)"),
         }
     }
 }

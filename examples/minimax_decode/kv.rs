@@ -1,10 +1,11 @@
 //! What the model remembers: K and V pages of every layer, the index keys of sparse layers in the same pages, and the pool that hands pages out.
 
 use anyhow::{Result, ensure};
-use candle::{DType, Device, Tensor};
+use candle::{DType, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, KvDtype, MXFP4_BLOCK, PagedKvCache, Quantization};
 use clap::ValueEnum;
 
+use super::args::Devices;
 use super::config::Config;
 
 /// How K and V are stored.
@@ -72,7 +73,7 @@ pub struct Memory {
 
 impl Memory {
     /// Room for `pages` pages. Sparse layers attend whole pages, so there the page size must be the indexer's block size.
-    pub fn new(config: &Config, kind: KvKind, pages: usize, page_size: usize, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(config: &Config, kind: KvKind, pages: usize, page_size: usize, dtype: DType, devices: &Devices) -> Result<Self> {
         let block_size = config.indexer.block_size;
         ensure!(
             !config.has_sparse_layers() || page_size == block_size,
@@ -82,11 +83,11 @@ impl Memory {
         let layers = config.layers.len();
         let cache = CacheConfig { layers, dims, dtype: kind.dtype(), layout: None, quantization: kind.quantization() };
         let index_keys = |sparse: bool| match sparse {
-            true => Tensor::zeros((pages, page_size, config.indexer.head_dim), dtype, device).map(Some),
+            true => Tensor::zeros((pages, page_size, config.indexer.head_dim), dtype, &devices.model).map(Some),
             false => Ok(None),
         };
         Ok(Self {
-            kv: PagedKvCache::new(cache, device)?,
+            kv: PagedKvCache::new(cache, devices.cache())?,
             index_keys: config.layers.iter().map(|layer| index_keys(layer.sparse)).collect::<candle::Result<_>>()?,
             kind,
         })

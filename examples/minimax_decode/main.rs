@@ -30,12 +30,11 @@ pub mod tensors;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use candle::Device;
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde_json::json;
 
-use args::Args;
+use args::{Args, Backend, Devices};
 use checkpoint::Checkpoint;
 use config::Config;
 use model::Model;
@@ -59,36 +58,36 @@ fn main() -> ExitCode {
 /// Runs what `args` ask for; `false` where a check failed.
 pub fn run(args: &Args) -> Result<bool> {
     args.check_sizes()?;
-    let device = args.backend.device()?;
+    let devices = args.backend.devices()?;
     if args.attention_only {
-        return run_attention(args, &device);
+        return run_attention(args, &devices);
     }
     let Some(dir) = &args.model else {
         let config = synthetic::config();
         limits::check(args, &config)?;
         let dir = tempfile::tempdir()?;
         synthetic::write(dir.path(), &config, args.seed)?;
-        return decode::run(args, &load(dir.path(), config, args, &device)?);
+        return decode::run(args, &load(dir.path(), config, args, &devices)?);
     };
     let config = Config::from_dir(dir)?;
     match &args.check {
-        Some(file) => run_check(args, &load(dir, config, args, &device)?, file),
+        Some(file) => run_check(args, &load(dir, config, args, &devices)?, file),
         None => {
             limits::check(args, &config)?;
-            decode::run(args, &load(dir, config, args, &device)?)
+            decode::run(args, &load(dir, config, args, &devices)?)
         }
     }
 }
 
 /// Opens, checks and loads the checkpoint of `config` in `dir`.
-fn load(dir: &Path, config: Config, args: &Args, device: &Device) -> Result<Model> {
+fn load(dir: &Path, config: Config, args: &Args, devices: &Devices) -> Result<Model> {
     let checkpoint = Checkpoint::open(dir, &config)?;
     if checkpoint.unused > 0 {
         eprintln!("left unread: {} tensors of the multimodal parts", checkpoint.unused);
     }
     let rope = args.rope_dtype(config.bf16);
     let progress = Progress::new("loading layers", config.layers.len());
-    let model = Model::load(&checkpoint, config, args.dtype(), rope, device, || progress.add(1))?;
+    let model = Model::load(&checkpoint, config, args.dtype(), rope, devices.clone(), || progress.add(1))?;
     progress.finish();
     Ok(model)
 }
@@ -132,11 +131,12 @@ pub fn failed_check_hint(args: &Args, config: &Config) -> Option<&'static str> {
     (args.rope.is_none() && !config.bf16).then_some(ROPE_HINT)
 }
 
-fn run_attention(args: &Args, device: &Device) -> Result<bool> {
+fn run_attention(args: &Args, devices: &Devices) -> Result<bool> {
+    ensure!(args.backend != Backend::Rocm, "--attention-only: its caches are candle's tensors, which there are none of on an AMD GPU");
     let shape = args.shape.as_deref().unwrap_or_default();
     let workload = testkit::workloads::find(shape).context(if args.shape.is_some() { "--shape" } else { "--shape is missing" })?;
     let kind = args.kv.unwrap_or(attention_only::kv_kind(&workload));
-    let times = attention_only::run(&workload, kind, args.seed, device)?;
+    let times = attention_only::run(&workload, kind, args.seed, &devices.model)?;
     match args.json {
         true => println!("{}", report::attention_json(shape, &kind.name(), &times)),
         false => println!("{}", report::attention_text(shape, &kind.name(), &times)),

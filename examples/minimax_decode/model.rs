@@ -3,6 +3,7 @@
 use candle::{DType, Device, Result, Tensor};
 use candle_nn::{Embedding, Linear, Module};
 
+use super::args::Devices;
 use super::attention::Attention;
 use super::batch::{SequenceRows, Step};
 use super::checkpoint::Checkpoint;
@@ -18,7 +19,7 @@ use super::tensors::{MLP_NAMES, layer_prefix};
 pub struct Model {
     pub config: Config,
     pub dtype: DType,
-    pub device: Device,
+    pub devices: Devices,
     /// Of RoPE: see [`frequencies`].
     frequencies: Vec<f32>,
     embed: Embedding,
@@ -46,9 +47,11 @@ impl Model {
         config: Config,
         dtype: DType,
         rope: DType,
-        device: &Device,
+        devices: impl Into<Devices>,
         on_layer: impl Fn(),
     ) -> anyhow::Result<Self> {
+        let devices = devices.into();
+        let device = &devices.model;
         let embed = checkpoint.load("model.embed_tokens.weight", dtype, device)?;
         let mut layers = vec![];
         for index in 0..config.layers.len() {
@@ -62,18 +65,18 @@ impl Model {
         };
         let embed = Embedding::new(embed, config.hidden_size);
         let frequencies = frequencies(config.rope_theta, config.rotary_dim, rope);
-        Ok(Self { config, dtype, device: device.clone(), frequencies, embed, layers, norm, lm_head })
+        Ok(Self { config, dtype, devices, frequencies, embed, layers, norm, lm_head })
     }
 
     /// Appends the sequences' new tokens to `memory`; logits F32 `[rows that need them, vocab]`.
     pub fn forward(&self, sequences: &[SequenceRows], memory: &Memory, meter: &mut Meter) -> Result<Tensor> {
-        let step = Step::new(sequences, &self.frequencies, self.dtype, &self.device)?;
+        let step = Step::new(sequences, &self.frequencies, self.dtype, &self.devices.model)?;
         let mut x = self.embed.forward(&step.tokens)?;
         for layer in &self.layers {
             x = layer.forward(&x, &step, memory, meter)?;
         }
         if step.logit_rows.elem_count() == 0 {
-            return Tensor::zeros((0, self.config.vocab_size), DType::F32, &self.device);
+            return Tensor::zeros((0, self.config.vocab_size), DType::F32, &self.devices.model);
         }
         let x = self.norm.forward(&x.index_select(&step.logit_rows, 0)?)?;
         self.lm_head.forward(&x)?.to_dtype(DType::F32)

@@ -143,7 +143,7 @@ impl<'a> Scheduler<'a> {
         let pages = options.pages.unwrap_or_else(|| needs.iter().rev().take(options.max_batch).sum());
         let most = needs.last().copied().unwrap_or(0);
         ensure!(most <= pages, "pages: the longest request needs {most}, the cache has {pages}");
-        let memory = Memory::new(&model.config, options.kv, pages, options.page_size, model.dtype, &model.device)?;
+        let memory = Memory::new(&model.config, options.kv, pages, options.page_size, model.dtype, &model.devices)?;
         let pool = PagePool::new(pages, options.page_size)?;
         let waiting = requests.iter().cloned().enumerate().collect();
         Ok(Self { model, options, memory, pool, waiting, running: vec![], stats: Stats::default() })

@@ -10,7 +10,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use candle::{DType, Device, Tensor};
 use candle_paged_attn::cache::KvDtype;
-use candle_paged_attn::{Case, explain_call};
+#[cfg(feature = "rocm")]
+use candle_paged_attn::rocm::{self, RocmDevice};
+use candle_paged_attn::{CallSummary, Case, explain_call, paged_decode_with_lse};
 use clap::{Parser, ValueEnum};
 use serde_json::{Map, Value, json};
 
@@ -55,10 +57,44 @@ impl Backend {
         }
     }
 
-    fn device(self) -> Result<Device> {
+    fn open(self) -> Result<Runner> {
         match self {
-            Self::Cpu => Ok(Device::Cpu),
-            Self::Rocm | Self::Cuda => bail!("--backend {}: this build has no {0} kernels", self.name()),
+            Self::Cpu => Ok(Runner::Candle(Device::Cpu)),
+            #[cfg(feature = "rocm")]
+            Self::Rocm => Ok(Runner::Rocm(RocmDevice::new(0).context("--backend rocm")?)),
+            #[cfg(not(feature = "rocm"))]
+            Self::Rocm => bail!("--backend rocm: this build has no rocm kernels: build with --features rocm"),
+            Self::Cuda => bail!("--backend cuda: this build has no cuda kernels"),
+        }
+    }
+}
+
+/// What runs a case.
+enum Runner {
+    /// Candle's device, to which the case's tensors are moved.
+    Candle(Device),
+    /// An AMD GPU: the case's tensors stay on the CPU and are copied for the call.
+    #[cfg(feature = "rocm")]
+    Rocm(RocmDevice),
+}
+
+impl Runner {
+    /// What was decided of the call, its output and LSE.
+    fn run(&self, case: &Case) -> Result<(CallSummary, Tensor, Tensor)> {
+        match self {
+            Self::Candle(device) => {
+                let Case { q, key_cache, value_cache, block_tables, context_lens, options, .. } = &case.to_device(device)?;
+                let summary = explain_call(q, key_cache, value_cache, block_tables, context_lens, options)?;
+                let (out, lse) = paged_decode_with_lse(q, key_cache, value_cache, block_tables, context_lens, options)?;
+                Ok((summary, out, lse))
+            }
+            #[cfg(feature = "rocm")]
+            Self::Rocm(device) => {
+                let Case { q, key_cache, value_cache, block_tables, context_lens, options, .. } = case;
+                let summary = rocm::explain_call(device, q, key_cache, value_cache, block_tables, context_lens, options)?;
+                let (out, lse) = rocm::paged_decode(device, q, key_cache, value_cache, block_tables, context_lens, options)?;
+                Ok((summary, out, lse))
+            }
         }
     }
 }
@@ -78,19 +114,18 @@ fn main() -> ExitCode {
 
 /// Runs the case; the line for stdout. Errors name the file that they are about.
 fn replay(args: &Args) -> Result<Value> {
-    let device = args.backend.device()?;
+    let runner = args.backend.open()?;
     let case = Case::read(&args.case)?;
     let expect = args.expect.as_deref().map(read_out).transpose()?;
-    let (line, out, lse) = run(&case.to_device(&device)?, args.backend, expect).with_context(|| args.case.display().to_string())?;
+    let (line, out, lse) = run(&case, args.backend, &runner, expect).with_context(|| args.case.display().to_string())?;
     if let Some(path) = &args.out {
         write(path, &out, &lse).with_context(|| path.display().to_string())?;
     }
     Ok(line)
 }
 
-fn run(case: &Case, backend: Backend, expect: Option<Tensor>) -> Result<(Value, Tensor, Tensor)> {
-    let summary = explain_call(&case.q, &case.key_cache, &case.value_cache, &case.block_tables, &case.context_lens, &case.options)?;
-    let (out, lse) = case.run()?;
+fn run(case: &Case, backend: Backend, runner: &Runner, expect: Option<Tensor>) -> Result<(Value, Tensor, Tensor)> {
+    let (summary, out, lse) = runner.run(case)?;
     let mut line = Map::new();
     line.insert("variant".into(), json!(summary.selection.kernel));
     line.insert("reason".into(), json!(summary.selection.reason));
@@ -148,6 +183,8 @@ fn write(path: &Path, out: &Tensor, lse: &Tensor) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "rocm")]
+    use candle_paged_attn::cache::CacheLayout;
     use testkit::cases::CaseSpec;
 
     use super::*;
@@ -211,7 +248,7 @@ mod tests {
         let files = Files::new("failures");
         let missing = replay(&files.args(Backend::Cpu)).unwrap_err().to_string();
         assert!(missing.contains("case.safetensors"), "{missing}");
-        for backend in [Backend::Rocm, Backend::Cuda] {
+        for backend in [Backend::Rocm, Backend::Cuda].into_iter().filter(|backend| !cfg!(feature = "rocm") || *backend == Backend::Cuda) {
             let message = replay(&files.args(backend)).unwrap_err().to_string();
             assert!(message.contains("--backend") && message.contains(backend.name()), "{message}");
         }
@@ -235,6 +272,23 @@ mod tests {
         std::fs::write(path, "text").unwrap();
         let message = testkit::errors::chain(&replay(&expecting).unwrap_err());
         assert!(message.contains("out.safetensors: not a safetensors file"), "{message}");
+    }
+
+    #[cfg(feature = "rocm")]
+    #[test]
+    fn an_amd_gpu_gives_what_the_cpu_gives() {
+        let files = Files::new("rocm");
+        let mut args = files.args(Backend::Cpu);
+        let spec = CaseSpec { q_dtype: DType::BF16, kv_dtype: KvDtype::Bf16, lens: vec![40, 3], ..CaseSpec::default() };
+        let call = CaseSpec { layout: CacheLayout::Shuffled, ..spec }.build().unwrap();
+        let case = Case::capture(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options);
+        case.unwrap().write(&args.case).unwrap();
+        replay(&args).unwrap();
+        (args.backend, args.expect, args.out) = (Backend::Rocm, args.out.take(), None);
+        let line = replay(&args).unwrap();
+        assert_eq!(line["backend"], "rocm");
+        assert!(line["variant"].as_str().unwrap().starts_with("pa_bf16_d64_p16"), "{line}");
+        assert!(line["expect_error"].as_f64().unwrap() < 2e-2, "{line}");
     }
 
     #[test]

@@ -106,15 +106,21 @@ template <class T>
 struct Scores {
     f32x4 of[T::M_TILES][T::SUBTILES];
 
+    // An operand of Q that comes from LDS is read while the one before it is multiplied.
     PA_DEVICE void add_chunk(const Keys<T> &keys, const QueryOperands<T> &query, const Lds<T> &lds, int chunk) {
-        PA_UNROLL for (int step = 0; step < T::KEY_CHUNK; step++)
-            PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
-                PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++) {
-                    const u32x4 q = query.get(lds, part, m, chunk * T::KEY_CHUNK + step);
-                    PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-                        of[m][sub] = multiply<T::KV>(keys.unit[sub][step], q, of[m][sub]);
-                    }
-                }
+        constexpr int OPERANDS = T::KEY_CHUNK * T::M_TILES * T::QUERY_PARTS;
+        auto operand = [&](int i) {
+            const int m = i / T::QUERY_PARTS % T::M_TILES, step = i / T::QUERY_PARTS / T::M_TILES;
+            return query.get(lds, i % T::QUERY_PARTS, m, chunk * T::KEY_CHUNK + step);
+        };
+        u32x4 q = operand(0);
+        PA_UNROLL for (int i = 0; i < OPERANDS; i++) {
+            const u32x4 next = i + 1 < OPERANDS ? operand(i + 1) : q;
+            if (!T::QUERY_HELD) pin();
+            const int m = i / T::QUERY_PARTS % T::M_TILES, step = i / T::QUERY_PARTS / T::M_TILES;
+            PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) of[m][sub] = multiply<T::KV>(keys.unit[sub][step], q, of[m][sub]);
+            q = next;
+        }
     }
 };
 
@@ -127,10 +133,13 @@ struct Output {
         PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] *= factor;
     }
     PA_DEVICE void add_chunk(const Values<T> &values, const Lds<T> &lds, int chunk) {
+        u32x4 p[T::VALUE_CHUNK];
         PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
-            const u32x4 p = lds.template p<u32x4>(lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
-            PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p, of[i]);
+            p[step] = lds.template p<u32x4>(lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
         }
+        pin();
+        PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++)
+            PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p[step], of[i]);
     }
 };
 

@@ -20,7 +20,7 @@ struct Lds {
     static constexpr int VALUE_SCALES = SUMS + 16 * T::WAVES * 4;
     static constexpr int QUERY_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
     static constexpr int PAGE_IDS = QUERY_SCALES + (T::ROW_SCALED ? T::ROWS * 4 : 0);
-    static constexpr int BYTES = PAGE_IDS + 2 * PAGES * 4;
+    static constexpr int BYTES = PAGE_IDS + T::PAGE_SLOTS * PAGES * 4;
     static_assert(BYTES <= PA_LDS_BYTES, "the host reserves less LDS than the tile has");
 
     u8 *base;
@@ -48,8 +48,8 @@ struct Lds {
     // The largest V scale of each wave's tokens.
     PA_DEVICE float &value_scale(int wave) const { return lds_at<float>(base, VALUE_SCALES + wave * 4); }
     PA_DEVICE f32x4 value_scales() const { return lds_at<f32x4>(base, VALUE_SCALES); }
-    // Page ids of even and odd tiles.
-    PA_DEVICE int &page_id(int tile, int page) const { return lds_at<int>(base, PAGE_IDS + ((tile & 1) * PAGES + page) * 4); }
+    // Page ids of a tile.
+    PA_DEVICE int &page_id(u32 tile, int page) const { return lds_at<int>(base, PAGE_IDS + (tile % T::PAGE_SLOTS * PAGES + page) * 4); }
 };
 
 }  // namespace pa

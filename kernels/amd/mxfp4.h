@@ -169,26 +169,28 @@ struct PackedValues {
     }
 };
 
-// A wave's room in LDS for a word of V: 32 dims of 64 tokens, twice, so that the next word is put there while one is read.
+// A wave's room in LDS for a word of V: 32 dims of 64 tokens, twice, so that the next word is put there while one is read. Rows lie in pairs
+// with 16 bytes between pairs: lanes meet no bank twice, neither when they put nor when they get.
 template <class T>
 struct ValueRows {
-    static constexpr int ROW = T::WAVE_TOKENS * 2 + 8;
-    static constexpr int BUFFER = 32 * ROW;
+    static constexpr int ROW = T::WAVE_TOKENS * 2;
+    static constexpr int PAIR = 2 * ROW + 16;
+    static constexpr int BUFFER = 16 * PAIR;
     static constexpr int BYTES = 2 * BUFFER;
     u8 *base;
 
     PA_DEVICE void put(const PackedValues<T> &values, int unit, int word, int buffer) const {
         float scale[4];
         PA_UNROLL for (int token = 0; token < 4; token++) scale[token] = block_scale(values.scale[token][unit]);
-        u8 *rows = base + buffer * BUFFER + lane() % 4 * 8 * ROW + lane() / 4 * 8;
+        u8 *rows = base + buffer * BUFFER + lane() % 4 * 4 * PAIR + lane() / 4 * 8;
         const u32x4 pairs[4] = {widen_word(values.unit[0][unit][word], scale[0]), widen_word(values.unit[1][unit][word], scale[1]),
                                 widen_word(values.unit[2][unit][word], scale[2]), widen_word(values.unit[3][unit][word], scale[3])};
         PA_UNROLL for (int i = 0; i < 4; i++) {
             auto tokens = [&](u32 halves) {
                 return u32x2{__builtin_amdgcn_perm(pairs[1][i], pairs[0][i], halves), __builtin_amdgcn_perm(pairs[3][i], pairs[2][i], halves)};
             };
-            lds_at<u32x2>(rows, 2 * i * ROW) = tokens(0x05040100);
-            lds_at<u32x2>(rows, (2 * i + 1) * ROW) = tokens(0x07060302);
+            lds_at<u32x2>(rows, i * PAIR) = tokens(0x05040100);
+            lds_at<u32x2>(rows, i * PAIR + ROW) = tokens(0x07060302);
         }
     }
 
@@ -200,7 +202,7 @@ struct ValueRows {
         Operands operands;
         PA_UNROLL for (int tile16 = 0; tile16 < 2; tile16++)
             PA_UNROLL for (int step = 0; step < 2; step++) {
-                u8 *row = base + buffer * BUFFER + (tile16 * 16 + lane() % 16) * ROW + step * 64 + lane() / 16 * 8;
+                u8 *row = base + buffer * BUFFER + (tile16 * 8 + lane() % 16 / 2) * PAIR + lane() % 2 * ROW + step * 64 + lane() / 16 * 8;
                 const u32x2 low = lds_at<u32x2>(row, 0), high = lds_at<u32x2>(row, 32);
                 operands.of[tile16][step] = {low.x, low.y, high.x, high.y};
             }

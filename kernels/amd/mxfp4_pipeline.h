@@ -260,8 +260,8 @@ struct Mxfp4Pipeline {
 };
 
 template <class T>
-PA_DEVICE void run_mxfp4_task(const Call &call, int plan_row, int slot, Mxfp4Lds<T> lds) {
-    const Task<T> task(call, slot, plan_row);
+PA_DEVICE void run_mxfp4_task(const Call &call, int slot, const WorkInfo &work, Mxfp4Lds<T> lds) {
+    const Task<T> task(call, slot, work);
     stage_queries(call, task.rows, lds.query);
     barrier();
     Mxfp4Pipeline<T> pipeline(call, task, lds);

@@ -31,7 +31,7 @@ struct Pages {
         if (thread() < Lds<T>::PAGES) {
             const u32 page = u32(tile) * T::TOKENS / T::PAGE + thread();
             const u32 first = page * T::PAGE;
-            const bool attended = first < u32(task.context) && first + T::PAGE > u32(task.first_token);
+            const bool attended = first < u32(task.context) && (!T::WINDOW || first + T::PAGE > u32(task.first_token));
             if (attended && page < call.max_pages) entry = load<u32>(task.table + page, 0);
         }
         return entry;

@@ -97,9 +97,7 @@ struct Pipeline {
             Values<T> next;
             const bool more = chunk + 1 < T::VALUE_CHUNKS, again = T::VALUE_CHUNKS > 1 && m + 1 < T::M_TILES;
             if (more || again) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
-#if !defined(PA_TEST_NO_V_MASK)
-            if (masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
-#endif
+            if (T::MASKS_VALUES && masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
             sum.add_chunk(values, lds, chunk);
             if (more || again) values = next;
         }
@@ -125,8 +123,8 @@ struct Pipeline {
 };
 
 template <class T>
-PA_DEVICE void run_task(const Call &call, int plan_row, int slot, Lds<T> lds) {
-    const Task<T> task(call, slot, plan_row);
+PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T> lds) {
+    const Task<T> task(call, slot, work);
     const Pages<T> pages(call, task, lds);
     const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
     stage_queries(call, task.rows, lds);

@@ -59,24 +59,21 @@ struct Task {
     int first_tile, end_tile;
     const int *table;
 
-    PA_DEVICE Task(const Call &call, int slot, int plan_row) : slot(slot), rows(call, plan_row) {
+    // `work` is the slot's record, or just a plan row where there is no plan.
+    PA_DEVICE Task(const Call &call, int slot, const WorkInfo &work) : slot(slot), rows(call, work.row) {
         const TileArgs &args = call.args;
-        context = args.context_lens[plan_row];
-        table = call.block_tables + plan_row * args.table_row;
+        context = args.context_lens[work.row];
+        table = call.block_tables + work.row * args.table_row;
         first_token = 0;
         window = args.window;
         if constexpr (T::WINDOW) {
             const u32 reach = u32(window) + rows.queries - 1;
             first_token = context > 0 && u32(context) > reach ? context - reach : 0;
         }
-        if (call.work) {
-            first_tile = call.work[slot].first_tile;
-            end_tile = call.work[slot].end_tile;
-        } else {
-            const bool any = context > 0 && rows.queries > 0;
-            first_tile = any ? first_token / T::TOKENS : 0;
-            end_tile = any ? (context - 1) / T::TOKENS + 1 : 0;
-        }
+        // Past the context there is nothing, whatever context the plan was made for.
+        const int tiles = context > 0 && rows.queries > 0 ? (context - 1) / T::TOKENS + 1 : 0;
+        first_tile = call.work ? work.first_tile : first_token / T::TOKENS;
+        end_tile = call.work ? min(work.end_tile, tiles) : tiles;
     }
 
     // The position of a row's query; negative where the row attends nothing.

@@ -12,6 +12,6 @@ extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_
         const auto *reduce = (const pa::ReduceInfo *)statistics;
         if (reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
     }
-    const int plan_row = work ? work[slot].row : slot;
-    if (plan_row >= 0) pa::run_task(call, plan_row, slot, pa::Lds<T>(memory));
+    const pa::WorkInfo record = work ? work[slot] : pa::WorkInfo{slot, 0, 0, 0};
+    if (record.row >= 0) pa::run_task(call, slot, record, pa::Lds<T>(memory));
 }

@@ -3,6 +3,10 @@
 
 #include "gcn.h"
 
+#if !defined(__gfx942__) && !defined(__gfx950__)
+#error "the tile is written for gfx942 and gfx950"
+#endif
+
 namespace pa {
 
 enum class Query { BF16, F16, F32 };
@@ -65,6 +69,10 @@ struct Traits {
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
+    // Tiles whose page ids are in LDS. Those of the tile after the next come while V of this one may still be loaded, where it is not held.
+    static constexpr int PAGE_SLOTS = HEAD_DIM > 256 ? 4 : 2;
+    static_assert(VALUES_HELD || PAGE_SLOTS == 4);
+
     // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
     static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
     static constexpr int QUERY_PARTS = SPLIT_QUERY ? 2 : 1;
@@ -72,13 +80,20 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= 24;
+    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
 #if defined(__gfx950__)
     static constexpr int P_EXPONENT = FP8 ? 8 : 0;
 #else
     static constexpr int P_EXPONENT = FP8 ? 7 : 0;
+#endif
+
+    // Off only to show that the tests of poisoned caches can fail.
+#if defined(PA_TEST_NO_V_MASK)
+    static constexpr bool MASKS_VALUES = false;
+#else
+    static constexpr bool MASKS_VALUES = true;
 #endif
 
     // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.

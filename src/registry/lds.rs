@@ -25,11 +25,11 @@ pub(super) struct Lds {
     pub probabilities: usize,
     /// Row maxima and sums of each wave: `p_slots * 2 * 4 * 16` F32.
     pub statistics: usize,
-    /// Page ids: two tiles of `ceil(256 / page_size)`, or a whole table row (MXFP4), 4 bytes each.
+    /// Page ids: two tiles of `ceil(256 / page_size)` (four above head_dim 256), or a whole table row (MXFP4), 4 bytes each.
     pub page_ids: usize,
     /// Per-token scales of K and V: `2 * 256` F32, and the largest V scale of each wave.
     pub scales: usize,
-    /// MXFP4: V as BF16, for each wave twice 32 dims of 64 tokens, 8 bytes of padding a dim: one is put there while the other is multiplied.
+    /// MXFP4: V as BF16, for each wave twice 32 dims of 64 tokens, 16 bytes of padding for two dims: one is put there while the other is multiplied.
     /// P stays in registers, because V is read in the token order that score accumulators come out in. The waves are merged in the same
     /// space and Q's, after the loop.
     pub values: usize,
@@ -51,7 +51,7 @@ impl Lds {
             query: query_rows(p, m_tiles, element) + if is_row_scaled(p) { rows * 4 } else { 0 },
             probabilities: p_slots * M_TILE_ROWS * (TILE_TOKENS * element + ROW_PAD),
             statistics: p_slots * 2 * WAVES * M_TILE_ROWS * 4,
-            page_ids: 2 * TILE_TOKENS.div_ceil(p.page_size) * 4,
+            page_ids: if p.head_dim > 256 { 4 } else { 2 } * TILE_TOKENS.div_ceil(p.page_size) * 4,
             scales: if p.scales == ScaleMode::PerToken { 2 * TILE_TOKENS * 4 + WAVES * 4 } else { 0 },
             values: 0,
         }

@@ -1,44 +1,13 @@
-//! Compiles a root of kernels/amd, and packs arguments.
-
-use std::path::Path;
-use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! Compiles and launches a root of kernels/amd, and packs arguments.
 
 use cdna_sim::{Counters, Launch, Memory, Module};
 
-/// A clang for AMD GPUs: `CANDLE_PAGED_ATTN_CLANG`, or the newest on the path.
-pub fn clang() -> Option<String> {
-    let named = std::env::var("CANDLE_PAGED_ATTN_CLANG").ok();
-    let candidates = named.into_iter().chain((20..=24).rev().map(|version| format!("clang-{version}")));
-    candidates.into_iter().find(|clang| Command::new(clang).arg("--version").output().is_ok_and(|output| output.status.success()))
-}
-
-/// Skips the calling test, saying why, where there is no clang.
-#[macro_export]
-macro_rules! require_clang {
-    () => {
-        if $crate::build::clang().is_none() {
-            println!("SKIPPED {}: no clang of version 20 or newer (scripts/install-llvm installs one)", module_path!());
-            return;
-        }
-    };
-}
+use crate::compile::code_object_of;
 
 /// The code object of kernels/amd/ROOT.hip, its kernel called `test`.
 pub fn compile(root: &str, arch: &str, defines: &[(&str, &str)]) -> Vec<u8> {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let output = std::env::temp_dir().join(format!("paged-attn-{}-{number}.co", std::process::id()));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/amd").join(root).with_extension("hip");
-    let mut command = Command::new(clang().expect("a clang"));
-    command.args(["-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc", "-O3", "-Wall", "-Werror"]);
-    command.args([format!("--offload-arch={arch}"), "-DPA_KERNEL=test".into()]);
-    command.args(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
-    let run = command.arg(source).arg("-o").arg(&output).output().unwrap();
-    assert!(run.status.success(), "{root} {arch} {defines:?}: {}", String::from_utf8_lossy(&run.stderr));
-    let object = std::fs::read(&output).unwrap();
-    let _ = std::fs::remove_file(output);
-    object
+    let macros = defines.iter().map(|(name, value)| format!("-D{name}={value}"));
+    code_object_of(root, arch, &std::iter::once("-DPA_KERNEL=test".to_string()).chain(macros).collect::<Vec<_>>())
 }
 
 /// [`compile`], ready to run; the kernel must not spill.

@@ -11,7 +11,7 @@ use cdna_sim::{Counters, Launch, Memory};
 use testkit::cases::Case;
 use testkit::reference::floats;
 
-use crate::compile::{KERNEL, defines, module};
+use crate::compile::{KERNEL, flags_of, module};
 
 /// What a call left.
 pub struct Outcome {
@@ -34,6 +34,12 @@ pub struct TileCall {
     max_query: usize,
     q_heads: usize,
     max_pages: usize,
+    /// Where the cache's page `i` lies: `first + i * step` in a cache of as many pages as that needs.
+    pub spread: Option<(usize, usize)>,
+    /// Whether the machine preloads kernel arguments where the kernel asks for it.
+    pub preload: bool,
+    /// Whether rows stored directly come with their LSE.
+    pub wants_lse: bool,
 }
 
 impl TileCall {
@@ -89,7 +95,20 @@ impl TileCall {
             kernarg_preload: 16,
         };
         let plan = if plan_free { None } else { Some(HostPlan::new(&request, &arch)?) };
-        Ok(Self { selection: select(&problem, &arch)?, case, arch, plan, lens, starts, max_query, q_heads, max_pages })
+        Ok(Self {
+            selection: select(&problem, &arch)?,
+            case,
+            arch,
+            plan,
+            lens,
+            starts,
+            max_query,
+            q_heads,
+            max_pages,
+            spread: None,
+            preload: true,
+            wants_lse: true,
+        })
     }
 
     /// Tiles of each task of each plan row, in order.
@@ -124,11 +143,28 @@ impl TileCall {
         let options = &self.case.options;
         let fnuz = self.arch.name == ArchName::Gfx942;
         let upload = |bytes: &[u8]| if bytes.is_empty() { 0 } else { memory.upload(bytes).unwrap() };
+        let lend = |raw: &Raw| {
+            let address = raw.bytes.as_ptr() as u64;
+            // SAFETY: caches outlive the launch, which only reads them.
+            unsafe { memory.register(address, raw.bytes.len()) };
+            address
+        };
         let ints = |values: &[i32]| upload(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
-        let key = Raw::of(&self.case.key_cache, fnuz)?;
-        let value = Raw::of(&self.case.value_cache, fnuz)?;
+        let (first, step) = self.spread.unwrap_or((0, 1));
+        let stored_pages = self.case.key_cache.dims()[0];
+        let pages = first + stored_pages * step;
+        let caches = [&self.case.key_cache, &self.case.value_cache]
+            .map(|cache| Raw::of(cache, fnuz).map(|raw| if self.spread.is_some() { raw.spread(stored_pages, first, step) } else { raw }));
+        let [key, value] = caches;
+        let (key, value) = (key?, value?);
         let q = Raw::of(&self.case.q, false)?;
-        let tables = Raw::of(&self.case.block_tables, false)?;
+        let tables = if self.spread.is_some() {
+            let ids = self.case.block_tables.flatten_all()?.to_vec1::<i32>()?;
+            let ids = ids.iter().map(|&id| if id < 0 { id } else { (first + id as usize * step) as i32 });
+            Raw::of(&Tensor::from_iter(ids, &Device::Cpu)?, false)?
+        } else {
+            Raw::of(&self.case.block_tables, false)?
+        };
         let factor = if fnuz && spec.kv_dtype == candle_paged_attn::cache::KvDtype::Fp8 { fp8::FNUZ_SCALE_FACTOR } else { 1.0 };
         let k_scale = Raw::of_scale(&options.k_scale, factor)?;
         let v_scale = Raw::of_scale(&options.v_scale, factor)?;
@@ -151,10 +187,10 @@ impl TileCall {
         let mut args = Args::default();
         args.u64(work).u64(upload(&tables.bytes) + tables.offset).u64(upload(&q.bytes) + q.offset);
         args.u32(self.max_pages).u32(self.lens.len()).u32(q.strides[0]).u32(q.strides[1]);
-        args.u64(if direct { reduce } else { statistics }).u64(upload(&key.bytes) + key.offset);
-        args.u64(upload(&value.bytes) + value.offset).u64(upload(&k_scale.bytes)).u64(upload(&v_scale.bytes));
+        args.u64(if direct { reduce } else { statistics }).u64(lend(&key) + key.offset);
+        args.u64(lend(&value) + value.offset).u64(upload(&k_scale.bytes)).u64(upload(&v_scale.bytes));
         args.u64(ints(&self.lens)).u64(if options.query_start.is_some() { ints(&starts) } else { 0 });
-        args.u64(out).u64(if direct { lse } else { 0 }).u64(self.max_pages as u64);
+        args.u64(out).u64(if direct && self.wants_lse { lse } else { 0 }).u64(self.max_pages as u64);
         for raw in [&key, &value] {
             let [head, token] = if spec.layout == CacheLayout::Nhd { [2, 1] } else { [1, 2] };
             args.u64(raw.strides[0] as u64).u64(raw.strides[head] as u64).u64(raw.strides[token] as u64);
@@ -165,9 +201,9 @@ impl TileCall {
         args.u64((self.q_heads * d) as u64).u64(d as u64);
         args.f32(scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
         args.u32(spec.window.unwrap_or(0).min(i32::MAX as usize)).u32(self.max_query).u32(spec.kv_heads);
-        args.u32(self.case.key_cache.dims()[0]).u32(rows);
+        args.u32(pages).u32(rows);
 
-        let mut all = defines(&self.selection);
+        let mut all = flags_of(&self.selection);
         all.extend(flags.iter().map(|s| s.to_string()));
         let module = module(&self.arch.name.to_string(), &all);
         let kernel = module.kernel(KERNEL).unwrap();
@@ -175,7 +211,8 @@ impl TileCall {
         let counters = if grid.contains(&0) || vectors == 0 {
             Counters::default()
         } else {
-            module.launch(&memory, kernel, &args.0, &Launch::new(grid, [256, 1, 1])).map_err(|e| candle::Error::Msg(e.to_string()))?
+            let launch = Launch { preload: self.preload, ..Launch::new(grid, [256, 1, 1]) };
+            module.launch(&memory, kernel, &args.0, &launch).map_err(|e| candle::Error::Msg(e.to_string()))?
         };
         let shape = (q_rows, self.q_heads, d);
         let (out, lse) = if direct {
@@ -278,6 +315,14 @@ impl Raw {
         };
         let offset = (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64;
         Ok(Self { bytes, offset, strides: layout.stride().to_vec() })
+    }
+
+    /// The same pages far apart, in memory that is taken only where they are.
+    fn spread(self, pages: usize, first: usize, step: usize) -> Self {
+        let page = self.bytes.len() / pages;
+        let mut bytes = vec![0; page * (first + pages * step)];
+        self.bytes.chunks(page).enumerate().for_each(|(i, from)| bytes[(first + i * step) * page..][..page].copy_from_slice(from));
+        Self { bytes, ..self }
     }
 
     fn of_scale(scale: &KvScale, factor: f32) -> Result<Self> {

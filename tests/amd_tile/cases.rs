@@ -2,11 +2,14 @@
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::registry::{Arch, ArchName};
+use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
+use cdna_sim::{Class, CodeObject, Counters};
 use testkit::cases::{CaseSpec, Poison, Scales};
 use testkit::quantized::{self, Fp8};
+use testkit::reference::floats;
 
 use crate::call::{LAYOUTS, TileCall, archs};
+use crate::compile::{KERNEL, code_object, flags_of, module};
 use crate::require_clang;
 
 /// A BF16 call with little work.
@@ -74,9 +77,9 @@ fn check_all(specs: Vec<CaseSpec>) {
     }
 }
 
-/// Every spec with each of two layouts.
+/// The layouts in turn.
 fn layouts(specs: impl IntoIterator<Item = CaseSpec>) -> Vec<CaseSpec> {
-    specs.into_iter().flat_map(|spec| LAYOUTS.map(|layout| CaseSpec { layout, ..spec.clone() })).collect()
+    specs.into_iter().zip(LAYOUTS.into_iter().cycle()).map(|(spec, layout)| CaseSpec { layout, ..spec }).collect()
 }
 
 #[test]
@@ -96,7 +99,8 @@ fn context_lengths() {
 fn pages_and_layouts() {
     require_clang!();
     let pages = [8, 16, 32, 64, 128, 256, 512, 1024];
-    check_all(layouts(pages.map(|page_size| CaseSpec { page_size, lens: vec![600], kv_heads: 2, ..base() })));
+    let both = |page_size| LAYOUTS.map(|layout| CaseSpec { page_size, layout, lens: vec![600], kv_heads: 2, ..base() });
+    check_all(pages.into_iter().flat_map(both).collect());
 }
 
 #[test]
@@ -104,7 +108,9 @@ fn head_dims_and_m_tiles() {
     require_clang!();
     let dims =
         [(64, 1), (64, 4), (128, 2), (128, 3), (128, 4), (192, 1), (192, 2), (256, 1), (256, 4), (512, 1), (512, 2), (1024, 1), (1024, 2)];
-    check_all(layouts(dims.map(|(head_dim, m)| CaseSpec { head_dim, group: 16, query_lens: vec![m], lens: vec![270], ..base() })));
+    // One task of two tiles.
+    let tiles = CaseSpec { group: 16, lens: vec![270], workgroup_budget: Some(1), ..base() };
+    check_all(layouts(dims.map(|(head_dim, m)| CaseSpec { head_dim, query_lens: vec![m], ..tiles.clone() })));
 }
 
 #[test]
@@ -197,10 +203,11 @@ fn fp8_scales_and_dtypes() {
 #[test]
 fn fp8_shapes() {
     require_clang!();
+    let tiles = CaseSpec { group: 16, lens: vec![300], workgroup_budget: Some(1), ..fp8() };
     let mut specs = vec![];
     for (i, head_dim) in [64, 128, 192, 256, 512, 1024].into_iter().enumerate() {
         let scales = if i % 2 == 0 { Scales::PerToken } else { Scales::Scalar };
-        specs.push(scaled(scales, CaseSpec { head_dim, group: 16, query_lens: vec![1 + i % 4], lens: vec![300], ..fp8() }));
+        specs.push(scaled(scales, CaseSpec { head_dim, query_lens: vec![1 + i % 4], ..tiles.clone() }));
     }
     for page_size in [16, 32, 64, 128, 256, 1024] {
         let spec = CaseSpec { page_size, kv_heads: 2, lens: vec![600], poison: Poison::Infinity, ..fp8() };
@@ -219,4 +226,155 @@ fn fp8_context_lengths() {
     specs.push(CaseSpec { sinks: true, softcap: Some(20.0), ..with(Scales::PerToken, 2, None) });
     specs.push(CaseSpec { plan_free: true, softmax_scale: Some(-0.05), ..with(Scales::Scalar, 1, Some(300)) });
     check_all_fp8(specs);
+}
+
+/// Byte offsets past 2^32, page ids past 65,535.
+#[test]
+fn caches_of_many_gigabytes() {
+    require_clang!();
+    for spec in [CaseSpec { lens: vec![60, 5], ..base() }, CaseSpec { lens: vec![60, 5], page_size: 32, query_lens: vec![2], ..fp8() }] {
+        let case = spec.build().unwrap();
+        for arch in archs() {
+            let expected = case.expected().unwrap();
+            let mut call = TileCall::new(case.clone(), arch).unwrap();
+            let near = call.run().unwrap();
+            call.spread = Some((70_000, 300_000));
+            let far = call.run().unwrap();
+            expected.compare(&far.out, Some(&far.lse), 0.08, 0.05).unwrap();
+            assert_eq!(floats(&near.out).unwrap(), floats(&far.out).unwrap());
+        }
+    }
+}
+
+/// The tests above can fail: without the mask of V, what the cache holds past the context comes out of the kernel.
+#[test]
+fn without_the_mask_of_v_poison_gets_through() {
+    require_clang!();
+    // FP8 has no infinity.
+    for (kv_dtype, poison) in [(KvDtype::Bf16, Poison::NaN), (KvDtype::Bf16, Poison::Infinity), (KvDtype::Fp8, Poison::NaN)] {
+        for (query_len, window) in [(1, None), (4, None), (1, Some(20))] {
+            let spec = CaseSpec { kv_dtype, poison, query_lens: vec![query_len], window, lens: vec![300], ..base() };
+            let case = spec.build().unwrap();
+            let expected = case.expected().unwrap();
+            for arch in archs() {
+                let call = TileCall::new(case.clone(), arch).unwrap();
+                expected.compare(&call.run().unwrap().out, None, 0.08, 0.0).unwrap();
+                let unmasked = call.run_with(&["-DPA_TEST_NO_V_MASK"]).unwrap();
+                assert!(expected.compare(&unmasked.out, None, 0.08, 0.0).is_err(), "{} {spec:?}", call.arch.name);
+            }
+        }
+    }
+}
+
+/// A plan made for a longer context runs no tile past the context.
+#[test]
+fn plans_of_a_longer_context() {
+    require_clang!();
+    for arch in archs() {
+        let case = CaseSpec { lens: vec![300, 5, 0], max_partitions: Some(1), ..base() }.build().unwrap();
+        let expected = case.expected().unwrap();
+        let mut call = TileCall::new(case, arch).unwrap();
+        let plan = call.plan.as_mut().unwrap();
+        plan.work.iter_mut().for_each(|record| record[2] += 3);
+        let outcome = call.run().unwrap();
+        expected.compare(&outcome.out, Some(&outcome.lse), 8e-3, 1e-3).unwrap();
+    }
+}
+
+/// Arguments preloaded into scalar registers, and the entry for firmware that does not preload; the LSE only where it is asked for.
+#[test]
+fn preloaded_arguments() {
+    require_clang!();
+    let case = CaseSpec { lens: vec![300, 20], max_partitions: Some(1), ..base() }.build().unwrap();
+    let mut call = TileCall::new(case, Arch::gfx950()).unwrap();
+    assert_eq!(call.selection.key.flags.kernarg_preload, 16);
+    let preloaded = call.run().unwrap();
+    call.preload = false;
+    let loaded = call.run().unwrap();
+    assert_eq!(floats(&preloaded.out).unwrap(), floats(&loaded.out).unwrap());
+    call.wants_lse = false;
+    let alone = call.run().unwrap();
+    assert_eq!(floats(&preloaded.out).unwrap(), floats(&alone.out).unwrap());
+    assert!(floats(&alone.lse).unwrap().iter().all(|x| x.is_nan()), "the LSE was not asked for");
+    let kernel = module("gfx950", &flags_of(&call.selection)).kernel(KERNEL).unwrap().clone();
+    assert!(kernel.preload_length > 0);
+}
+
+/// Registers and LDS of generic specializations. No spills up to head_dim 256; LDS as the registry counts it.
+#[test]
+fn registers_and_lds() {
+    require_clang!();
+    println!("| arch | KV | scales | head_dim | M-tiles | VGPRs | scratch bytes | LDS bytes | waves a SIMD |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let all = [1, 2, 3, 4].as_slice();
+    let modes = [
+        (KvDtype::Bf16, ScaleMode::None, all),
+        (KvDtype::F16, ScaleMode::None, &[1, 4]),
+        (KvDtype::Fp8, ScaleMode::Scalar, &[1, 4]),
+        (KvDtype::Fp8, ScaleMode::PerToken, all),
+    ];
+    for (kv_dtype, scales, shown) in modes {
+        for (head_dim, &query_len) in [64, 128, 192, 256, 512, 1024].into_iter().flat_map(|d| shown.iter().map(move |m| (d, m))) {
+            for arch in archs() {
+                let problem = Problem { head_dim, kv_dtype, scales, query_len, ..Problem::default() };
+                let selection = select(&problem, &arch).unwrap();
+                let m_tiles = selection.key.m_tiles;
+                let repeats = all.len() > shown.len() && ![128, 256].contains(&head_dim);
+                if m_tiles < query_len || repeats {
+                    continue;
+                }
+                let object = CodeObject::parse(&code_object(&arch.name.to_string(), &flags_of(&selection))).unwrap();
+                let kernel = object.kernel_named(KERNEL).unwrap();
+                let (registers, _) = kernel.register_file();
+                let (scratch, lds) = (kernel.private_segment_size, kernel.group_segment_size);
+                let row = format!("| {} | {} | {scales:?} | {head_dim} | {m_tiles} |", arch.name, kv_dtype.name());
+                println!("{row} {registers} | {scratch} | {lds} | {} |", (512 / registers).min(8));
+                assert!(lds <= selection.lds_bytes, "{row} {lds} of {} bytes of LDS", selection.lds_bytes);
+                assert!(scratch == 0 || head_dim > 256, "{row} spills {scratch} bytes");
+            }
+        }
+    }
+}
+
+/// What one more tile costs, per wave: two barriers an M-tile, K and V read once for all M-tiles, few LDS bank conflicts, no scratch.
+#[test]
+fn a_steady_tile() {
+    require_clang!();
+    println!(
+        "| arch | KV | scales | M-tiles | instructions | VALU | MFMA | LDS | bank conflict cycles | barriers | global bytes of the workgroup |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    let modes = [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::Scalar), (KvDtype::Fp8, Scales::PerToken)];
+    for (kv_dtype, scales) in modes {
+        for m_tiles in [1, 4] {
+            for arch in archs() {
+                let run = |tiles: i64| {
+                    let spec = CaseSpec { group: 16, page_size: 128, query_lens: vec![m_tiles], lens: vec![256 * tiles], ..base() };
+                    let spec = CaseSpec { kv_dtype, scales, workgroup_budget: Some(1), ..spec };
+                    let call = TileCall::new(spec.build().unwrap(), arch.clone()).unwrap();
+                    assert_eq!(call.selection.key.m_tiles, m_tiles);
+                    call.run().unwrap().counters
+                };
+                let (few, more) = (run(4), run(5));
+                let per_wave = |count: fn(&Counters) -> u64| (count(&more) - count(&few)) / 4;
+                let bytes = more.global_loaded - few.global_loaded;
+                let barriers = per_wave(|c| c.class(Class::Barrier));
+                let row = format!("| {} | {} | {scales:?} | {m_tiles} |", arch.name, kv_dtype.name());
+                println!(
+                    "{row} {} | {} | {} | {} | {} | {barriers} | {bytes} |",
+                    per_wave(Counters::instructions),
+                    per_wave(|c| c.class(Class::Vector) + c.class(Class::Transcendental)),
+                    per_wave(|c| c.mfma.values().sum()),
+                    per_wave(|c| c.lds_accesses),
+                    per_wave(|c| c.lds_bank_conflicts),
+                );
+                assert_eq!(barriers, 2 * m_tiles as u64, "{row}");
+                // Lanes of a row load the same scales.
+                let scale_bytes = if scales == Scales::PerToken { 2 * 256 * 4 * 16 } else { 0 };
+                let cache = 2 * 256 * 128 * if kv_dtype == KvDtype::Fp8 { 1 } else { 2 };
+                assert_eq!(bytes, cache + scale_bytes + 2 * 4, "{row}");
+                assert_eq!(more.scratch, 0, "{row}");
+            }
+        }
+    }
 }

@@ -33,7 +33,7 @@ macro_rules! require_clang {
 }
 
 /// What a selection's kernel is compiled with.
-pub fn defines(selection: &Selection) -> Vec<String> {
+pub fn flags_of(selection: &Selection) -> Vec<String> {
     let key = &selection.key;
     let query = match key.query_dtype {
         DType::BF16 => 0,
@@ -73,7 +73,11 @@ pub fn defines(selection: &Selection) -> Vec<String> {
         ("LDS_BYTES", selection.lds_bytes),
     ];
     let macros = values.iter().map(|(name, value)| format!("-DPA_{name}={value}"));
-    std::iter::once(format!("-DPA_KERNEL={KERNEL}")).chain(macros).collect()
+    let mut flags: Vec<String> = std::iter::once(format!("-DPA_KERNEL={KERNEL}")).chain(macros).collect();
+    if key.flags.kernarg_preload > 0 {
+        flags.extend(["-mllvm".to_string(), format!("-amdgpu-kernarg-preload-count={}", key.flags.kernarg_preload)]);
+    }
+    flags
 }
 
 fn kernels() -> PathBuf {
@@ -93,9 +97,15 @@ static SOURCES: LazyLock<u64> = LazyLock::new(|| {
 
 /// The tile compiled for `arch` with these flags.
 pub fn code_object(arch: &str, flags: &[String]) -> Vec<u8> {
+    let mxfp4 = flags.iter().any(|flag| flag == "-DPA_KV=3");
+    code_object_of(if mxfp4 { "tile_mxfp4" } else { "tile" }, arch, flags)
+}
+
+/// A root of kernels/amd compiled for `arch` with these flags.
+pub fn code_object_of(root: &str, arch: &str, flags: &[String]) -> Vec<u8> {
     let clang = clang().expect("callers have asked for a clang");
     let mut hasher = DefaultHasher::new();
-    (&clang, arch, flags, *SOURCES).hash(&mut hasher);
+    (&clang, root, arch, flags, *SOURCES).hash(&mut hasher);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("amd_tile");
     std::fs::create_dir_all(&folder).unwrap();
     let kept = folder.join(format!("{:016x}.co", hasher.finish()));
@@ -107,7 +117,7 @@ pub fn code_object(arch: &str, flags: &[String]) -> Vec<u8> {
         .args(["-x", "hip", "--cuda-device-only", &format!("--offload-arch={arch}"), "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"])
         .args(["-O3", "-std=c++17", "-Wall", "-Wextra", "-Werror"])
         .args(flags)
-        .arg(kernels().join(if flags.iter().any(|flag| flag == "-DPA_KV=3") { "amd/tile_mxfp4.hip" } else { "amd/tile.hip" }))
+        .arg(kernels().join("amd").join(root).with_extension("hip"))
         .arg("-o")
         .arg(&fresh)
         .output()

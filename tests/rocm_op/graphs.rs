@@ -6,7 +6,7 @@ use candle_paged_attn::rocm::{RocmPlan, RocmTensor};
 use candle_paged_attn::{KvScale, PlanChoice};
 use testkit::cases::{Case, CaseSpec, Scales};
 
-use crate::support::*;
+use crate::support::{self, *};
 
 /// Cases of the same shapes and other contents; tables have room for the longest.
 fn rounds(base: &CaseSpec, lens: &[Vec<i64>]) -> Result<Vec<Case>> {
@@ -55,9 +55,7 @@ fn set(call: &OnDevice, case: &Case) -> Result<()> {
 }
 
 fn compare(case: &Case, out: &RocmTensor, lse: &RocmTensor) -> Result<()> {
-    let lse_tolerance = if case.spec.kv_dtype == KvDtype::Fp8 { 0.1 } else { 2e-3 };
-    case.expected()?.compare(&out.to_tensor()?, Some(&lse.to_tensor()?), tolerance(&case.spec), lse_tolerance)?;
-    Ok(())
+    support::compare(case, &out.to_tensor()?, Some(&lse.to_tensor()?)).map(|_| ())
 }
 
 #[test]
@@ -127,7 +125,7 @@ fn a_scale_that_a_capture_asks_for_first_stays_right() -> Result<()> {
     // Memory for them has to be in the pool.
     drop([0, 1].map(|_| RocmTensor::empty(1, DType::F32, &own).unwrap()));
     let graph = own.capture(|| call.decode_into(&out, None))?;
-    let check = |out: &RocmTensor| case.expected()?.compare(&out.to_tensor()?, None, 0.08, 0.);
+    let check = |out: &RocmTensor| support::compare(&case, &out.to_tensor()?, None);
     for _ in 0..2 {
         out.fill_bytes(0xff)?;
         graph.replay()?;

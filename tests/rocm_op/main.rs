@@ -6,4 +6,6 @@ mod cache;
 mod cases;
 mod device;
 mod graphs;
+mod properties;
 mod support;
+mod workloads;
