@@ -221,6 +221,12 @@ fn without_validation_no_id_or_length_reaches_past_the_cache() -> Result<()> {
             call.block_tables = RocmTensor::from_tensor(&Tensor::full(id, case.block_tables.dims(), &Device::Cpu)?, device())?;
             call.decode()?.to_tensor()?;
         }
+        // A cache without a page, whatever the lengths say.
+        if kv_dtype == KvDtype::Bf16 {
+            let mut none = call.clone();
+            (none.key, none.value) = (none.key.narrow(0, 0, 0)?, none.value.narrow(0, 0, 0)?);
+            assert!(floats(&none.decode()?.to_tensor()?)?.iter().all(|v| *v == 0.0));
+        }
         // Query starts that are none.
         for starts in [[0, 7, 2], [-5, i32::MIN, i32::MAX], [1 << 30, 1 << 30, 3]] {
             call.options.query_start = Some(RocmTensor::from_tensor(&Tensor::new(&starts, &Device::Cpu)?, device())?);
