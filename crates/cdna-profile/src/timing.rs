@@ -245,9 +245,9 @@ struct Line {
 impl Cache {
     /// How many of `lines` are not in the cache, and when the last of the others is there.
     fn look(&mut self, lines: &[u64]) -> (usize, f64) {
-        self.clock += 1;
         let (mut misses, mut there) = (0, 0.0f64);
         for line in lines {
+            self.clock += 1;
             match self.lines.get_mut(line) {
                 Some(line) => {
                     line.used = self.clock;
@@ -262,6 +262,7 @@ impl Cache {
     /// Puts those of `lines` in that were missing, to be there at cycle `there`.
     fn put(&mut self, lines: &[u64], there: f64) {
         for &line in lines {
+            self.clock += 1;
             self.lines.entry(line).or_insert(Line { used: self.clock, there });
             if self.lines.len() > self.capacity {
                 let oldest = self.lines.iter().min_by_key(|(_, line)| line.used).map(|(&line, _)| line);

@@ -158,10 +158,10 @@ impl Module {
             return Err(refuse(format!("rounding or denormal mode {:#x}", mode.0)));
         }
         let segment = self.kernarg(kernel, explicit, launch);
-        // 64-byte alignment, as the packet processor gives it.
-        let mut words = vec![0u128; segment.len() / 16 + 8];
-        let kernarg = (words.as_mut_ptr() as u64).next_multiple_of(64);
-        // SAFETY: `words` has at least 64 bytes more than the segment.
+        // At least the 64-byte alignment that the packet processor gives; whole cache lines make traces alike.
+        let mut words = vec![0u128; segment.len() / 16 + 20];
+        let kernarg = (words.as_mut_ptr() as u64).next_multiple_of(256);
+        // SAFETY: `words` has at least 256 bytes more than the segment.
         unsafe { std::ptr::copy_nonoverlapping(segment.as_ptr(), kernarg as *mut u8, segment.len()) };
         let packet = Packet::new(launch, threads);
         let start = Start {
