@@ -39,11 +39,13 @@ struct Pipeline {
 
     template <bool LAST>
     PA_DEVICE void step(int tile) {
-        const u32 id = LAST ? 0 : pages.load_id(tile + 2);
+        u32 id = LAST || T::LATE_IDS ? 0 : pages.load_id(tile + 2);
         TokenScales<T> scales;
         if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
         values.load_chunk(pages, tile, 0);
         pin();
+        if (T::LATE_IDS && !LAST) id = pages.load_id(tile + 2);
+        if (T::LATE_IDS) pin();
         Scores<T> scores = dot_products<LAST>(tile);
         const bool values_masked = (LAST || T::WINDOW) && task.masks_values(tile);
         scale_scores(scores, rows, scales, call.args.softcap);
@@ -66,6 +68,8 @@ struct Pipeline {
             }
             const float decay = publish_p(scores, rows, scales, value_factor, lds, m);
             barrier();
+            if (T::LATE_KEYS && !LAST && m + 1 == T::M_TILES) keys.load_chunk(pages, tile + 1, 0);
+            if (T::LATE_KEYS) pin();
             add_values(tile, m, decay, value_scale, values_masked);
         }
     }
@@ -83,7 +87,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST) keys.load_chunk(pages, tile + 1, 0);
+        if (!LAST && !T::LATE_KEYS) keys.load_chunk(pages, tile + 1, 0);
         pin();
         return scores;
     }

@@ -96,6 +96,18 @@ struct Traits {
     static constexpr bool MASKS_VALUES = true;
 #endif
 
+    // On only to predict the times of schedules that are not ours: the next K after P's barrier, page ids behind V.
+#if defined(PA_TEST_LATE_K)
+    static constexpr bool LATE_KEYS = true;
+#else
+    static constexpr bool LATE_KEYS = false;
+#endif
+#if defined(PA_TEST_LATE_IDS)
+    static constexpr bool LATE_IDS = true;
+#else
+    static constexpr bool LATE_IDS = false;
+#endif
+
     // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
     static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152 ? 2 : 1;
 };

@@ -1,22 +1,21 @@
-// From the groups' states to one state of the CTA, and from a merged state to the output.
+// States in the making, and from a finished one to the output.
 #pragma once
 
-#include "pipeline.cuh"
+#include "traits.cuh"
 
 namespace pa {
 
-// Maximum (log2 units) and sum of a row, with its sink if it has one.
+// What a merged row still needs.
 struct RowEnd {
     float scale;  // factor that turns the unnormalized output into the output
     float lse;    // natural logarithm
 };
 
 // The sink joins the denominator. A row that attends nothing gives 0 and -inf, sink or not.
-template <bool SINKS>
 __device__ __forceinline__ RowEnd finish_row(float max, float sum, const float* sinks, int head) {
     if (sum == 0.0f) return {0.0f, neg_inf()};
     float factor = 1.0f;
-    if constexpr (SINKS) {
+    if (sinks) {
         const float sink = sinks[head] * LOG2E, most = fmaxf(max, sink);
         factor = exp2_fast(max - most);
         sum = sum * factor + exp2_fast(sink - most);
@@ -25,45 +24,13 @@ __device__ __forceinline__ RowEnd finish_row(float max, float sum, const float* 
     return {factor / sum, (max + log2_fast(sum)) * LN2};
 }
 
+// Four elements of a 16-bit type that packs pairs, or of F32.
 template <class Element>
 __device__ __forceinline__ void store4(void* out, i64 at, float4 x) {
-    const uint2 packed = {Element::pack(x.x, x.y), Element::pack(x.z, x.w)};
-    *reinterpret_cast<uint2*>(static_cast<u16*>(out) + at) = packed;
-}
-
-template <class T>
-__device__ __forceinline__ void publish_state(const State<T>& state, float* merge, int group, int first_row, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
-    float* o = merge + group * T::ROWS * T::MERGE_ROW;
-#pragma unroll
-    for (int m = 0; m < T::M_TILES; m++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int row = first_row + 16 * m + 8 * h + g;
-            float sum = state.softmax.sum[m][h];
-            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            if (t == 0) ml[row] = {state.softmax.max[m][h], sum};
-            const float unit = T::PER_TOKEN ? state.softmax.v_most : 1.0f;
-            if constexpr (T::FP8) {
-#pragma unroll
-                for (int n = 0; n < T::OUT_TILES; n += 4) {
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        const int i = 2 * h + e;
-                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, e)) = {
-                            state.o[m][n][i] * unit, state.o[m][n + 1][i] * unit, state.o[m][n + 2][i] * unit, state.o[m][n + 3][i] * unit};
-                    }
-                }
-            } else {
-#pragma unroll
-                for (int n = 0; n < T::OUT_TILES; n++) {
-                    *reinterpret_cast<float2*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, 0)) = {state.o[m][n][2 * h],
-                                                                                                   state.o[m][n][2 * h + 1]};
-                }
-            }
-        }
+    if constexpr (Element::BYTES == 4) {
+        *reinterpret_cast<float4*>(static_cast<float*>(out) + at) = x;
+    } else {
+        *reinterpret_cast<uint2*>(static_cast<u16*>(out) + at) = {Element::pack(x.x, x.y), Element::pack(x.z, x.w)};
     }
 }
 
@@ -81,41 +48,31 @@ struct Joined {
     }
 };
 
-// Merges the groups into the CTA's own state.
+// Four channels of a row of the CTA's own state: the groups' together.
 template <class T>
-__device__ __forceinline__ void merge_groups(float* merge, int thread) {
-    constexpr int PIECES = T::HEAD_DIM / 4;
-    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS);
-#pragma unroll 1
-    for (int item = thread; item < T::ROWS * PIECES; item += T::THREADS) {
-        const int row = item / PIECES, channel = item % PIECES * 4;
-        float max = neg_inf(), sum = 0.0f;
+__device__ __forceinline__ Joined join_groups(const float* merge, int row, int channel) {
+    const float2* ml = reinterpret_cast<const float2*>(merge + T::MERGE_ENDS) + row;
+    Joined all;
 #pragma unroll
-        for (int group = 0; group < T::GROUPS; group++) max = fmaxf(max, ml[group * T::ROWS + row].x);
-        const float base = max == neg_inf() ? 0.0f : max;
-        float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int group = 0; group < T::GROUPS; group++) all.max = fmaxf(all.max, ml[group * T::ROWS].x);
+    const float base = all.max == neg_inf() ? 0.0f : all.max;
 #pragma unroll
-        for (int group = 0; group < T::GROUPS; group++) {
-            const float2 part = ml[group * T::ROWS + row];
-            const float weight = exp2_fast(part.x - base);
-            const float4 x = *reinterpret_cast<const float4*>(merge + (group * T::ROWS + row) * T::MERGE_ROW + channel);
-            sum += part.y * weight;
-            o.x += x.x * weight, o.y += x.y * weight, o.z += x.z * weight, o.w += x.w * weight;
-        }
-        *reinterpret_cast<float4*>(merge + (T::GROUPS * T::ROWS + row) * T::MERGE_ROW + channel) = o;
-        if (channel == 0) ml[T::GROUPS * T::ROWS + row] = {max, sum};
+    for (int group = 0; group < T::GROUPS; group++) {
+        const float2 part = ml[group * T::ROWS];
+        const float weight = exp2_fast(part.x - base);
+        const float4 x = *reinterpret_cast<const float4*>(merge + (group * T::ROWS + row) * T::MERGE_ROW + T::merge_channel(channel));
+        all.sum += part.y * weight;
+        all.o.x += x.x * weight, all.o.y += x.y * weight, all.o.z += x.z * weight, all.o.w += x.w * weight;
     }
+    return all;
 }
 
 // Stores four channels of an output row, and its LSE beside channel 0.
-template <class T>
-__device__ __forceinline__ void store_output(const TileParams& p, const Task& task, int row, int channel, const Joined& x) {
-    const int query = task.query_first + row / p.group, head = task.head * p.group + row % p.group;
-    const RowEnd end = finish_row<T::Opt::SINKS>(x.max, x.sum, p.sinks, head);
-    const float f = end.scale * p.v_scale;
-    store4<typename T::Query>(p.out, query * p.out_token_stride + head * p.out_head_stride + channel,
-                              {x.o.x * f, x.o.y * f, x.o.z * f, x.o.w * f});
-    if (p.lse && channel == 0) p.lse[i64(query) * p.kv_heads * p.group + head] = end.lse;
+template <class Element>
+__device__ __forceinline__ void store_output(void* out, i64 at, float* lse, const float* sinks, int head, const Joined& x, bool first) {
+    const RowEnd end = finish_row(x.max, x.sum, sinks, head);
+    store4<Element>(out, at, {x.o.x * end.scale, x.o.y * end.scale, x.o.z * end.scale, x.o.w * end.scale});
+    if (lse && first) *lse = end.lse;
 }
 
 }  // namespace pa

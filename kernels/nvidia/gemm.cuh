@@ -2,12 +2,11 @@
 //
 // A warp holds M_TILES tiles of 16 rows. In a lane, g = lane / 4 and t = lane % 4. Which channel is which k index of QK, which token which
 // column of S and k index of PV, and which channel which column of O is free as long as both sides agree. 16-bit caches take the order of
-// ldmatrix. FP8 caches are read 16 bytes a lane and widened in registers:
+// ldmatrix. FP8 caches that are widened in registers are read 16 bytes a lane:
 //   QK: k-step 4j + w of lane t holds channels 16 (t + 4j) + 4w + 0..3; column 2a + e of n-tile n is token 4a + 2n + e of 16.
 //   PV: k indices of lane t are tokens 4t..4t+3; column c of n-tile 16b + i is channel 128b + 16c + i.
 #pragma once
 
-#include "pages.cuh"
 #include "wgmma.cuh"
 
 namespace pa {
@@ -15,7 +14,8 @@ namespace pa {
 template <class T>
 struct Query {
     u32 a[T::M_TILES][T::K_STEPS][4];
-    float scale[T::M_TILES][2];  // factor of the scores of rows g and g + 8
+    float scale[T::M_TILES][2];  // positive factor that turns the scores of rows g and g + 8 into log2 units; a negative one's sign is the query's
+    float cap[T::M_TILES][2];    // with a softcap: what a score is multiplied by before its tanh; `scale` is that of the tanh then
 };
 
 // First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
@@ -27,20 +27,18 @@ __device__ __forceinline__ int query_channel(int step, int half, int t) {
 // Channel of column 2t + e of n-tile `n` of the output.
 template <class T>
 __device__ __forceinline__ int out_channel(int n, int t, int e) {
-    return T::FP8 ? 128 * (n / 16) + 16 * (2 * t + e) + n % 16 : 8 * n + 2 * t + e;
+    return T::PACKED ? 128 * (n / 16) + 16 * (2 * t + e) + n % 16 : 8 * n + 2 * t + e;
 }
 
 // Token within its 16 of element `e` (0, 1) of n-tile `n` (0, 1) of the scores.
 template <class T>
 __device__ __forceinline__ int score_token(int n, int t, int e) {
-    return T::FP8 ? 4 * t + 2 * n + e : 8 * n + 2 * t + e;
+    return T::PACKED ? 4 * t + 2 * n + e : 8 * n + 2 * t + e;
 }
 
-// Loads the warp's query rows; rows past the last are zeros.
+// The warp's query rows as they are stored; rows past the last are zeros.
 template <class T>
-__device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, const Task& task, int first_row, int lane) {
-    using Compute = typename T::Compute;
-    using Element = typename T::Query;
+__device__ __forceinline__ void fetch_query(Query<T>& q, const CudaTileArgs& p, const Task& task, int first_row, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
@@ -48,24 +46,46 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
         for (int h = 0; h < 2; h++) {
             const int row = first_row + m * 16 + h * 8 + g;
             const bool real = row < task.rows;
-            const int query = real ? row / p.group : 0, head = real ? task.head * p.group + row % p.group : 0;
-            const u16* src = static_cast<const u16*>(p.q) + (task.query_first + query) * p.q_token_stride + head * p.q_head_stride;
-            u32 raw[T::K_STEPS][2];
+            const int query = real ? row / T::GROUP : 0, head = real ? task.head * T::GROUP + row % T::GROUP : 0;
+            const u16* src = static_cast<const u16*>(p.q) + (task.query_first + query) * p.q_row + head * p.q_head;
 #pragma unroll
             for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    raw[s][half] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
+                    q.a[m][s][2 * half + h] = real ? *reinterpret_cast<const u32*>(src + query_channel<T>(s, half, t)) : 0;
                 }
             }
-            float factor = 1.0f;
+        }
+    }
+}
+
+// Scales of the lane's two tokens of n-tile `n`.
+template <class T>
+__device__ __forceinline__ float2 token_scale(u32 scales, int n, int t) {
+    return load_shared_float2(scales + 4 * (16 * (n / 2) + score_token<T>(n % 2, t, 0)));
+}
+
+// Turns the query rows into the products' type.
+template <class T>
+__device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p, float k_scale) {
+    using Compute = typename T::Compute;
+    using Element = typename T::Query;
+    const float factors = p.scale_log2 * k_scale;
+    const u32 sign = factors < 0.0f ? 0x80008000u : 0;
+    // Not zero, which -inf could not be multiplied by.
+    const float scale = fmaxf(fabsf(factors), 1e-30f);
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float factor = 1.0f, inverse = 1.0f;
             if constexpr (T::SCALED_QUERY) {
                 float most = 0.0f;
 #pragma unroll
                 for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        const float2 x = Element::unpack(raw[s][half]);
+                        const float2 x = Element::unpack(q.a[m][s][2 * half + h]);
                         most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
                     }
                 }
@@ -73,22 +93,25 @@ __device__ __forceinline__ void load_query(Query<T>& q, const TileParams& p, con
                 most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
                 // The power of two at or below the row's largest value, kept where its reciprocal is normal too.
                 const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 227u);
-                factor = __uint_as_float(exponent << 23);
+                factor = __uint_as_float(exponent << 23), inverse = __uint_as_float((254 - exponent) << 23);
             }
-            const float inverse = 1.0f / factor;
+            if constexpr (!Same<Compute, Element>::value) {
 #pragma unroll
-            for (int s = 0; s < T::K_STEPS; s++) {
+                for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    u32 x = raw[s][half];
-                    if constexpr (!Same<Compute, Element>::value) {
+                    for (int half = 0; half < 2; half++) {
+                        u32& x = q.a[m][s][2 * half + h];
                         const float2 f = Element::unpack(x);
                         x = Compute::pack(f.x * inverse, f.y * inverse);
                     }
-                    q.a[m][s][2 * half + h] = x;
                 }
             }
-            q.scale[m][h] = p.scale_log2 * factor;
+#pragma unroll
+            for (int s = 0; s < T::K_STEPS; s++) {
+                q.a[m][s][h] ^= sign, q.a[m][s][2 + h] ^= sign;
+            }
+            q.scale[m][h] = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale * factor;
+            q.cap[m][h] = T::Opt::SOFTCAP ? scale * factor * (LN2 / p.softcap) : 1.0f;
         }
     }
 }
@@ -104,7 +127,7 @@ __device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4
             for (int i = 0; i < 4; i++) s[m][n][i] = 0.0f;
         }
     }
-    if constexpr (T::FP8) {
+    if constexpr (T::PACKED) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int n = 0; n < T::N_TILES; n++) {
@@ -138,19 +161,29 @@ __device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4
     }
 }
 
+// A warpgroup's query rows in shared memory, as its products read them.
 template <class T>
-__device__ __forceinline__ void scores(float (&s)[T::M_TILES][T::N_TILES][4], const Query<T>& q, u32 k, int lane) {
-    using Compute = typename T::Compute;
-    if constexpr (T::WARPGROUP) {
-        warpgroup_begin();
+__device__ __forceinline__ void store_query(const Query<T>& q, u32 rows, int first_row, int lane) {
 #pragma unroll
-        for (int step = 0; step < T::K_STEPS; step++) {
-            warpgroup_mma<Compute, 0>(s[0], q.a[0][step], describe(k + step / 4 * (T::CHUNK * 128) + step % 4 * 32), step > 0);
+    for (int s = 0; s < T::K_STEPS; s++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            store_shared4(rows + wide_swizzled<T>(first_row + i % 2 * 8 + lane / 4, 2 * s + i / 2) + lane % 4 * 4, q.a[0][s][i]);
         }
-        warpgroup_end();
-    } else {
-        warp_scores<T>(s, q, k, lane);
     }
+}
+
+// Starts S = Q K^T; warpgroup_wait ends it.
+template <class T>
+__device__ __forceinline__ void start_scores(float (*s)[4], u32 query, u32 k) {
+    const u64 a = describe(query), b = describe(k);
+    warpgroup_begin();
+#pragma unroll
+    for (int step = 0; step < T::K_STEPS; step++) {
+        const u32 at = step / 4 * (T::CHUNK * 128) + step % 4 * 32;
+        warpgroup_scores<typename T::Compute>(s, a + at / 16, b + at / 16, step > 0);
+    }
+    warpgroup_commit();
 }
 
 template <class T>
@@ -159,7 +192,7 @@ __device__ __forceinline__ void add_warp_values(float (&o)[T::M_TILES][T::OUT_TI
     using Compute = typename T::Compute;
 #pragma unroll
     for (int step = 0; step < T::N_TILES / 2; step++) {
-        if constexpr (T::FP8) {
+        if constexpr (T::PACKED) {
             const int g = lane / 4, t = lane % 4;
 #pragma unroll
             for (int block = 0; block < T::HEAD_DIM / 128; block++) {
@@ -203,15 +236,18 @@ __device__ __forceinline__ void add_values(float (&o)[T::M_TILES][T::OUT_TILES][
                                            int lane) {
     using Compute = typename T::Compute;
     if constexpr (T::WARPGROUP) {
+        constexpr int COLUMNS = T::HEAD_DIM % 128 == 0 ? 128 : 64;
+        const u64 b = describe(v, T::CHUNK * 128);
         warpgroup_begin();
 #pragma unroll
         for (int step = 0; step < T::N_TILES / 2; step++) {
 #pragma unroll
-            for (int half = 0; half < T::HEAD_DIM / 64; half++) {
-                warpgroup_mma<Compute, 1>(&o[0][8 * half], pr[0][step], describe(v + half * (T::CHUNK * 128) + step * 16 * 128), 1);
+            for (int n = 0; n < T::HEAD_DIM; n += COLUMNS) {
+                warpgroup_values<Compute, COLUMNS>(&o[0][n / 8], pr[0][step], b + (n / 64 * (T::CHUNK * 128) + step * 16 * 128) / 16);
             }
         }
-        warpgroup_end();
+        warpgroup_commit();
+        warpgroup_wait(o[0]);
     } else {
         add_warp_values<T>(o, pr, v, lane);
     }

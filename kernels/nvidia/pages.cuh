@@ -5,22 +5,19 @@
 
 namespace pa {
 
-// What a CTA works on: rows of one KV head of one sequence, and the tokens of its task.
-struct Task {
-    int sequence, head, table_row, slot;
-    int query_first, query_len, rows, first_row;  // rows: query_len * group, of which this CTA takes ROWS from first_row on
-    int context, first_token;                     // tokens that any row attends: first_token..context
-    int begin, end;                               // tokens of the task; begin is a multiple of a chunk
-    int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context
-};
+// Position of 16-byte piece `piece` of row `row` of what a warpgroup's products read: halves of 64 channels follow each other, each in the
+// 128-byte swizzle.
+template <class T>
+__device__ __forceinline__ int wide_swizzled(int row, int piece) {
+    return (piece >> 3) * (T::CHUNK * 128) + row * 128 + (((piece ^ row) & 7) << 4);
+}
 
 // Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows are read by ldmatrix, eight rows at once; FP8 K by eight lanes that
-// read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart.
-// For a warpgroup, halves of 64 channels follow each other, each in the 128-byte swizzle.
+// read four pieces of two neighbouring rows; FP8 V by lanes that read two pieces of rows four apart, or transposed two apart.
 template <class T, bool VALUE>
 __device__ __forceinline__ int swizzled(int row, int piece) {
-    if constexpr (T::WARPGROUP) return (piece >> 3) * (T::CHUNK * 128) + row * 128 + (((piece ^ row) & 7) << 4);
-    const int mask = !T::FP8 ? row & 7 : VALUE ? (row >> 1) & 6 : (row & 1) << 2;
+    if constexpr (T::WARPGROUP && !T::FP8) return wide_swizzled<T>(row, piece);
+    const int mask = !T::FP8 ? row & 7 : !VALUE ? (row & 1) << 2 : T::TRANSPOSED ? row & 6 : (row >> 1) & 6;
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
 
@@ -32,10 +29,10 @@ struct PageIds {
     static constexpr int HELD = 32 / SUB;
     static constexpr bool WHOLE = T::PAGE_SIZE % T::CHUNK == 0 || T::CHUNK % T::PAGE_SIZE == 0;
 
-    const u32* table;
+    const int* table;
     u32 last_page, ids, next;
 
-    __device__ __forceinline__ u32 look_up(int token) const { return min(table[u32(token) / u32(T::PAGE_SIZE)], last_page); }
+    __device__ __forceinline__ u32 look_up(int token) const { return min(u32(table[u32(token) / u32(T::PAGE_SIZE)]), last_page); }
 
     __device__ __forceinline__ u32 fetch(const Task& task, int group, int chunk, int lane) const {
         const int sub = lane % SUB;
@@ -45,9 +42,9 @@ struct PageIds {
         return owned ? look_up(token) : 0;
     }
 
-    __device__ __forceinline__ void start(const TileParams& p, const Task& task, int group, int lane) {
-        table = p.tables + task.table_row * p.table_stride;
-        last_page = u32(p.num_pages - 1);
+    __device__ __forceinline__ void start(const CudaTileArgs& p, const Task& task, int group, int lane) {
+        table = p.block_tables + task.table_row * p.table_row;
+        last_page = u32(p.pages - 1);
         if constexpr (WHOLE) {
             ids = fetch(task, group, 0, lane);
             next = fetch(task, group, HELD, lane);
@@ -83,7 +80,7 @@ __device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, 
 
 // Issues the copies of chunk `chunk` of a group into a stage. Rows that no query attends become zeros, and are not read.
 template <class T>
-__device__ __forceinline__ void load_chunk(const TileParams& p, const Task& task, PageIds<T>& pages, int group, int chunk, u32 stage,
+__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, int group, int chunk, u32 stage,
                                            int thread) {
     constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES;
     static_assert(T::GROUP_THREADS % T::ROW_PIECES == 0 && T::CHUNK % ROWS_AT_ONCE == 0, "a thread keeps its piece of the rows");
@@ -91,20 +88,22 @@ __device__ __forceinline__ void load_chunk(const TileParams& p, const Task& task
     const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
     pages.advance(task, group, chunk, lane);
     const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
-    const u8* k = static_cast<const u8*>(p.k) + task.head * p.k_head_stride + piece * 16;
-    const u8* v = static_cast<const u8*>(p.v) + task.head * p.v_head_stride + piece * 16;
+    constexpr i64 BYTES = T::Kv::BYTES;
+    const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES + piece * 16;
+    const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES + piece * 16;
+    const i64 k_token = p.key_stride.token * BYTES, v_token = p.value_stride.token * BYTES;
     if constexpr (PageIds<T>::WHOLE && PageIds<T>::SUB == 1) {
         const i64 page = pages.page(chunk, token, 0, true);
         const int in_page = token % T::PAGE_SIZE + row0;
-        k += page * p.k_page_stride + in_page * p.k_token_stride;
-        v += page * p.v_page_stride + in_page * p.v_token_stride;
+        k += page * p.key_stride.page * BYTES + in_page * k_token;
+        v += page * p.value_stride.page * BYTES + in_page * v_token;
         if (token >= task.first_token && token + T::CHUNK <= task.end) {
-            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, p.k_token_stride, row0, piece, 0, T::CHUNK);
-            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, p.v_token_stride, row0, piece, 0, T::CHUNK);
+            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, k_token, row0, piece, 0, T::CHUNK);
+            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, v_token, row0, piece, 0, T::CHUNK);
         } else {
             const int first = task.first_token - token, end = task.end - token;
-            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, p.k_token_stride, row0, piece, first, end);
-            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, p.v_token_stride, row0, piece, first, end);
+            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, k_token, row0, piece, first, end);
+            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, v_token, row0, piece, first, end);
         }
     } else {
 #pragma unroll
@@ -113,18 +112,19 @@ __device__ __forceinline__ void load_chunk(const TileParams& p, const Task& task
             const bool owned = t < task.end && t >= task.first_token;
             const i64 page = pages.page(chunk, token, row, owned);
             const int in_page = u32(t) % u32(T::PAGE_SIZE);
-            copy16(stage + swizzled<T, false>(row, piece), k + page * p.k_page_stride + in_page * p.k_token_stride, owned);
-            copy16(stage + T::KV_BYTES + swizzled<T, true>(row, piece), v + page * p.v_page_stride + in_page * p.v_token_stride, owned);
+            copy16(stage + swizzled<T, false>(row, piece), k + page * p.key_stride.page * BYTES + in_page * k_token, owned);
+            copy16(stage + T::KV_BYTES + swizzled<T, true>(row, piece), v + page * p.value_stride.page * BYTES + in_page * v_token, owned);
         }
     }
     if constexpr (T::PER_TOKEN) {
         const int row = thread % T::CHUNK, t = token + row;
         const bool owned = t < task.end && t >= task.first_token;
-        const i64 at = pages.page(chunk, token, row, owned) * p.scale_page_stride + task.head * p.scale_head_stride +
-                       u32(t) % u32(T::PAGE_SIZE);
-        const u32 dst = stage + 2 * T::KV_BYTES + row * 4;
-        copy4(dst, p.k_scales + at, owned);
-        copy4(dst + T::SCALE_BYTES, p.v_scales + at, owned);
+        const i64 page = pages.page(chunk, token, row, owned);
+        const u32 in_page = u32(t) % u32(T::PAGE_SIZE), dst = stage + 2 * T::KV_BYTES + row * 4;
+        const Paged &k_stride = p.k_scale_stride, &v_stride = p.v_scale_stride;
+        copy4(dst, static_cast<const float*>(p.k_scale) + page * k_stride.page + task.head * k_stride.head + in_page * k_stride.token, owned);
+        copy4(dst + T::SCALE_BYTES, static_cast<const float*>(p.v_scale) + page * v_stride.page + task.head * v_stride.head + in_page * v_stride.token,
+              owned);
     }
 }
 

@@ -21,20 +21,8 @@ struct State {
 };
 
 template <class T>
-__device__ __forceinline__ void walk(State<T>& state, const TileParams& p, const Task& task, u32 ring, int group, int first_row, int thread) {
-    const int lane = thread & 31;
-    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
-    const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
-    PageIds<T> pages;
-    pages.start(p, task, group, lane);
-#pragma unroll
-    for (int stage = 0; stage < T::STAGES - 1; stage++) {
-        if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
-        copies_commit();
-    }
-    Query<T> q;
-    load_query<T>(q, p, task, first_row, lane);
-    start<T>(state.softmax, p, task, first_row, lane);
+__device__ __forceinline__ void start(State<T>& state, const Task& task, int first_row, int lane) {
+    start<T>(state.softmax, task, first_row, lane);
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll
@@ -43,24 +31,94 @@ __device__ __forceinline__ void walk(State<T>& state, const TileParams& p, const
             for (int i = 0; i < 4; i++) state.o[m][n][i] = 0.0f;
         }
     }
+}
+
+// Walks the chunks of a group. `ring` is the group's stages, `query` that of the query rows for a warpgroup.
+template <class T>
+__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 ring, u32 query, float k_scale,
+                                     int group, int row, int thread) {
+    constexpr int AHEAD = T::STAGES - 1;
+    const int lane = thread & 31;
+    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
+    const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
+    PageIds<T> pages;
+    pages.start(p, task, group, lane);
+    fetch_query<T>(q, p, task, task.first_row + row, lane);
+#pragma unroll
+    for (int stage = 0; stage < AHEAD; stage++) {
+        if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
+        copies_commit();
+    }
+    prepare_query<T>(q, p, k_scale);
+    if constexpr (T::WARPGROUP) {
+        if (group == 0) store_query<T>(q, query, row, lane);
+        fence_async_proxy();
+        __syncthreads();
+    }
+    start<T>(state, task, task.first_row + row, lane);
     int stage = 0;
     for (int chunk = 0; chunk < chunks; chunk++) {
-        copies_wait<T::STAGES - 2>();
+        copies_wait<AHEAD - 1>();
         if constexpr (T::WARPGROUP) fence_async_proxy();
         sync_group<T>(group);
-        // Every warp of the group is done with the chunk before, so that its stage takes the next.
-        const int ahead = chunk + T::STAGES - 1;
-        const int ahead_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
-        if (ahead < chunks) load_chunk<T>(p, task, pages, group, ahead, ring + ahead_stage * T::STAGE_BYTES, thread);
-        copies_commit();
-        const u32 k = ring + stage * T::STAGE_BYTES;
-        float s[T::M_TILES][T::N_TILES][4];
+        const u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES;
+        const int free_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
+        auto load_ahead = [&] {
+            if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
+            copies_commit();
+        };
+        Scores<T> s;
         u32 pr[T::M_TILES][T::N_TILES / 2][4];
-        scores<T>(s, q, k, lane);
         const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-        update<T>(state.softmax, state.o, pr, s, q, p, task, token, k + 2 * T::KV_BYTES, lane);
-        add_values<T>(state.o, pr, k + T::KV_BYTES, lane);
+        if constexpr (T::WARPGROUP) {
+            start_scores<T>(s[0], query, k);
+            load_ahead();
+            warpgroup_wait(s[0]);
+        } else {
+            load_ahead();
+            warp_scores<T>(s, q, k, lane);
+        }
+        update<T>(state.softmax, state.o, pr, s, q, p, task, token, v + T::KV_BYTES, lane);
+        add_values<T>(state.o, pr, v, lane);
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
+    }
+}
+
+// Leaves a warp's state in shared memory for the merge, the V scale applied.
+template <class T>
+__device__ __forceinline__ void publish_state(const State<T>& state, const Query<T>& q, float* merge, float v_scale, int group,
+                                              int first_row, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
+    float* o = merge + group * T::ROWS * T::MERGE_ROW;
+#pragma unroll
+    for (int m = 0; m < T::M_TILES; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = first_row + 16 * m + 8 * h + g;
+            float sum = state.softmax.sum[m][h];
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            if (t == 0) ml[row] = {state.softmax.max[m][h] * q.scale[m][h], sum};
+            const float unit = T::PER_TOKEN ? state.softmax.v_most : v_scale;
+            if constexpr (T::PACKED) {
+#pragma unroll
+                for (int n = 0; n < T::OUT_TILES; n += 4) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int i = 2 * h + e;
+                        *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + T::merge_channel(out_channel<T>(n, t, e))) = {
+                            state.o[m][n][i] * unit, state.o[m][n + 1][i] * unit, state.o[m][n + 2][i] * unit, state.o[m][n + 3][i] * unit};
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int n = 0; n < T::OUT_TILES; n++) {
+                    *reinterpret_cast<float2*>(o + row * T::MERGE_ROW + out_channel<T>(n, t, 0)) = {state.o[m][n][2 * h] * unit,
+                                                                                                   state.o[m][n][2 * h + 1] * unit};
+                }
+            }
+        }
     }
 }
 

@@ -59,6 +59,16 @@ __device__ __forceinline__ void copies_wait() {
 
 __device__ __forceinline__ void barrier_named(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// The same, and whether `x` holds for any of the threads.
+__device__ __forceinline__ bool any_of_group(int id, int threads, bool x) {
+    u32 r;
+    asm volatile("{.reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q;}"
+                 : "=r"(r)
+                 : "r"(u32(x)), "r"(id), "r"(threads)
+                 : "memory");
+    return r != 0;
+}
+
 // Programmatic dependent launch: waits for the kernel before this one; without that launch attribute it returns at once.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
@@ -111,6 +121,19 @@ __device__ __forceinline__ float2 load_cluster2(u32 address) {
     return x;
 }
 
+// A record of two or four integers, in one load.
+template <class Record>
+__device__ __forceinline__ Record load_record(const Record* p) {
+    static_assert(sizeof(Record) == 8 || sizeof(Record) == 16, "two or four integers");
+    if constexpr (sizeof(Record) == 8) {
+        const int2 x = *reinterpret_cast<const int2*>(p);
+        return {x.x, x.y};
+    } else {
+        const int4 x = *reinterpret_cast<const int4*>(p);
+        return {x.x, x.y, x.z, x.w};
+    }
+}
+
 // Brings a line into the L2 and its page into the TLBs: a hint, which neither faults nor orders anything.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -138,6 +161,23 @@ __device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], u32 address) {
 __device__ __forceinline__ void load_shared16(u32 (&r)[4], u32 address) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+
+// Four 8 x 8 matrices of 16-bit elements; each lane gives the address of a row.
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                 "r"(x[3])
+                 : "memory");
+#endif
+}
+
+__device__ __forceinline__ u32 load_shared4(u32 address) {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void store_shared4(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
 
 __device__ __forceinline__ float2 load_shared_float2(u32 address) {
     float2 r;

@@ -1,122 +1,100 @@
-// Merging the tasks of a plan row, in two steps, both in the order of the slots: tasks of one cluster through distributed shared memory, then
-// the clusters' results by a second kernel.
+// The second step of the merge: the clusters' partial results of a row, in the order of the slots.
 #pragma once
 
-#include "../common/records.h"
+#include "args.h"
 #include "epilogue.cuh"
 
 namespace pa {
 
-// The slots of this CTA's row that sit in its cluster.
-struct Segment {
-    int first, count;
-    bool whole;  // all of the row's
-};
-
-__device__ __forceinline__ Segment segment_of(const ReduceInfo& info, int slot, int cluster) {
-    const int start = slot / cluster * cluster;
-    const int first = max(info.first_slot, start), end = min(info.first_slot + info.count, start + cluster);
-    return {first, end - first, end - first == info.count};
-}
-
-// Index of row `row` of slot `slot` among the partial results.
-__device__ __forceinline__ i64 partial_row(const TileParams& p, int head, int rows, int slot, int row) {
-    const bool per_head = p.heads_per_row > 1;
-    return (i64(slot) * (per_head ? 1 : p.kv_heads) + (per_head ? 0 : head)) * rows + row;
-}
-
-// Each CTA of a segment merges every count-th row. The result is the output where the segment is whole, else a partial of its first slot.
-template <class T>
-__device__ __forceinline__ void merge_segment(const TileParams& p, const Task& task, const Segment& segment, u32 merge, int thread) {
-    constexpr int PIECES = T::HEAD_DIM / 4;
-    const int rank = task.slot - segment.first, first_cta = segment.first % p.cluster;
-    const u32 outs = merge + T::GROUPS * T::ROWS * T::MERGE_ROW * 4, ends = merge + (T::MERGE_ENDS + T::GROUPS * T::ROWS * 2) * 4;
-#pragma unroll 1
-    for (int item = thread;; item += T::THREADS) {
-        const int row = item / PIECES * segment.count + rank, channel = item % PIECES * 4, global_row = task.first_row + row;
-        if (row >= T::ROWS || global_row >= task.rows) break;
-        Joined x;
-#pragma unroll 4
-        for (int i = 0; i < segment.count; i++) {
-            const float2 ml = load_cluster2(cluster_address(ends + row * 8, first_cta + i));
-            x.add(ml, load_cluster4(cluster_address(outs + (row * T::MERGE_ROW + channel) * 4, first_cta + i)));
-        }
-        if (segment.whole) {
-            store_output<T>(p, task, global_row, channel, x);
-        } else {
-            const i64 at = partial_row(p, task.head, task.rows, segment.first, global_row);
-            *reinterpret_cast<float4*>(p.partial_o + at * T::HEAD_DIM + channel) = x.o;
-            if (channel == 0) p.partial_ml[at] = {x.max, x.sum};
+// Partial results, N at a time: their maximum first, so that no weight waits for another.
+template <int N, int VECTORS>
+__device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 (&ml)[N], const float4 (&o)[N][VECTORS]) {
+    float most = x[0].max;
+#pragma unroll
+    for (int i = 0; i < N; i++) most = fmaxf(most, ml[i].x);
+    const float base = most == neg_inf() ? 0.0f : most, keep = exp2_fast(x[0].max - base);
+    float weight[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) weight[i] = exp2_fast(ml[i].x - base);
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        x[j].max = most, x[j].sum *= keep;
+        x[j].o.x *= keep, x[j].o.y *= keep, x[j].o.z *= keep, x[j].o.w *= keep;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            x[j].sum += ml[i].y * weight[i];
+            x[j].o.x += o[i][j].x * weight[i], x[j].o.y += o[i][j].y * weight[i];
+            x[j].o.z += o[i][j].z * weight[i], x[j].o.w += o[i][j].w * weight[i];
         }
     }
 }
 
-// While the tiles finish: touches the records and partials that this CTA will read. What is read here is used for nothing but clamped addresses,
-// since the kernel before may be about to change it.
-template <class T>
-__device__ __forceinline__ void prefetch_partials(const TileParams& p, int thread) {
-    int slot, count;
-    asm volatile("ld.global.cg.v2.s32 {%0,%1}, [%2];" : "=r"(slot), "=r"(count) : "l"(static_cast<const ReduceInfo*>(p.reduce_info) + blockIdx.y));
-    if (slot < 0 || slot >= p.capacity || thread >= min(count, p.capacity - slot)) return;
-    const i64 at = partial_row(p, blockIdx.z, gridDim.x, slot + thread, blockIdx.x);
-    prefetch_l2(p.partial_ml + at);
-    prefetch_l2(p.partial_o + at * T::HEAD_DIM);
-}
-
-// A CTA for a (query row of a plan row, KV head): WARPS warps take every WARPS-th segment, then meet. Rows without a task, and rows that one
-// cluster has finished, are not its business.
-template <class T, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32) reduce_kernel(const __grid_constant__ TileParams p) {
-    constexpr int VECTORS = (T::HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
+// WARPS warps of a row take every WARPS-th partial, then meet; a block has ROWS rows, query heads side by side. Rows without a task, and rows
+// that one cluster has finished, are not its business.
+template <class Element, int HEAD_DIM, int CLUSTER, bool RAGGED, bool PER_HEAD, int WARPS, int ROWS>
+__device__ __forceinline__ void reduce(const ReduceArgs& p) {
+    constexpr int VECTORS = (HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
+    static_assert(WARPS == 1 || ROWS == 1, "rows that need no meeting share a block");
     __shared__ float4 outs[WARPS][VECTORS * 32];
     __shared__ float2 ends[WARPS];
     launch_next_kernel();
-    prefetch_partials<T>(p, threadIdx.x);
+    const int warp = ROWS == 1 ? threadIdx.x / 32 : 0, lane = threadIdx.x % 32, head = blockIdx.y * ROWS + (ROWS == 1 ? 0 : threadIdx.x / 32);
+    if (ROWS > 1 && head >= p.q_heads) return;
+    const int group = p.q_heads / p.kv_heads, kv_head = head / group, sequence = blockIdx.z;
+    // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
+    // and the addresses of the partials brought near.
+    const int query_first = RAGGED ? p.query_start[sequence] : sequence * p.query_len;
+    const int query_len = RAGGED ? p.query_start[sequence + 1] - query_first : p.query_len;
+    const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
+    const int first = info.first_slot / CLUSTER, end = (info.first_slot + info.count - 1) / CLUSTER + 1;
+    if (info.count == 0 || end - first == 1 || int(blockIdx.x) >= query_len) return;
+    const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
+    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(blockIdx.x) * group + head % group, query = query_first + blockIdx.x;
+    for (int part = warp * 32 + lane; part < end - first; part += WARPS * 32) {
+        const i64 at = max(info.first_slot, (first + part) * CLUSTER) * slot_rows + row;
+        prefetch_l2(p.statistics + at * 2);
+        prefetch_l2(p.partial + at * HEAD_DIM);
+    }
     wait_for_previous_kernel();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const ReduceInfo info = static_cast<const ReduceInfo*>(p.reduce_info)[blockIdx.y];
-    const int first = info.first_slot / p.cluster, end = (info.first_slot + info.count - 1) / p.cluster + 1;
-    if (info.count == 0 || end - first == 1) return;
-    const bool per_head = p.heads_per_row > 1;
-    Task task;
-    task.sequence = per_head ? blockIdx.y / p.heads_per_row : blockIdx.y;
-    task.head = per_head ? blockIdx.y % p.heads_per_row : blockIdx.z;
-    task.query_first = p.query_start ? p.query_start[task.sequence] : task.sequence * p.query_len;
-    task.query_len = p.query_start ? p.query_start[task.sequence + 1] - task.query_first : p.query_len;
-    task.rows = task.query_len * p.group;
-    if (int(blockIdx.x) >= task.rows) return;
     Joined x[VECTORS];
     for (int start = first + warp; start < end; start += WARPS * AHEAD) {
         float2 ml[AHEAD];
         float4 o[AHEAD][VECTORS];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int cluster = min(start + i * WARPS, end - 1);
-            const i64 at = partial_row(p, task.head, task.rows, max(info.first_slot, cluster * p.cluster), blockIdx.x);
-            ml[i] = p.partial_ml[at];
+            const int part = start + i * WARPS;
+            const i64 at = max(info.first_slot, min(part, end - 1) * CLUSTER) * slot_rows + row;
+            ml[i] = *reinterpret_cast<const float2*>(p.statistics + at * 2);
+            if (part >= end) ml[i] = {neg_inf(), 0.0f};
 #pragma unroll
             for (int j = 0; j < VECTORS; j++) {
-                const int channel = min((j * 32 + lane) * 4, T::HEAD_DIM - 4);
-                o[i][j] = *reinterpret_cast<const float4*>(p.partial_o + at * T::HEAD_DIM + channel);
+                o[i][j] = *reinterpret_cast<const float4*>(p.partial + at * HEAD_DIM + min((j * 32 + lane) * 4, HEAD_DIM - 4));
             }
         }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (start + i * WARPS < end) {
-#pragma unroll
-                for (int j = 0; j < VECTORS; j++) x[j].add(ml[i], o[i][j]);
-            }
-        }
+        add_partials<AHEAD, VECTORS>(x, ml, o);
     }
+    float* lse = p.lse ? p.lse + query * p.q_heads + head : nullptr;
+    if constexpr (WARPS == 1) {
 #pragma unroll
-    for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
-    if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
-    __syncthreads();
-    for (int piece = threadIdx.x; piece < T::HEAD_DIM / 4; piece += WARPS * 32) {
-        Joined all;
+        for (int j = 0; j < VECTORS; j++) {
+            const int channel = (j * 32 + lane) * 4;
+            const i64 at = query * p.out_row + head * p.out_head + channel;
+            if (channel < HEAD_DIM) store_output<Element>(p.out, at, lse, p.sinks, head, x[j], channel == 0);
+        }
+    } else {
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) all.add(ends[i], outs[i][piece]);
-        store_output<T>(p, task, blockIdx.x, piece * 4, all);
+        for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
+        if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
+        __syncthreads();
+        for (int piece = threadIdx.x; piece < HEAD_DIM / 4; piece += WARPS * 32) {
+            Joined all[1];
+            float2 ml[WARPS];
+            float4 o[WARPS][1];
+#pragma unroll
+            for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
+            add_partials<WARPS, 1>(all, ml, o);
+            store_output<Element>(p.out, query * p.out_row + head * p.out_head + piece * 4, lse, p.sinks, head, all[0], piece == 0);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 // Element types, and everything a tile is specialized by.
 #pragma once
 
+#include "args.h"
 #include "ptx.cuh"
 
 namespace pa {
@@ -43,6 +44,10 @@ struct F16 {
     }
 };
 
+struct F32 {
+    static constexpr int BYTES = 4;
+};
+
 // Computed in F16, which holds every E4M3 value exactly.
 struct E4m3 {
     static constexpr int BYTES = 1;
@@ -52,11 +57,17 @@ struct E4m3 {
     template <int HALF>
     static __device__ __forceinline__ u32 widen(u32 word) {
         u32 r;
+#if __CUDA_ARCH__ >= 890
         if constexpr (HALF == 0) {
             asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(r) : "r"(word));
         } else {
             asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(r) : "r"(word));
         }
+#else
+        // The bits where F16 has them, 2^8 too low. NaN comes out as 480.
+        const u32 x = __byte_perm(word, 0, HALF == 0 ? 0x1404 : 0x3424);
+        asm("mul.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x80008000u) | (x & 0x7f007f00u) >> 1), "r"(0x5c005c00u));
+#endif
         return r;
     }
 };
@@ -70,95 +81,80 @@ struct Same<A, A> {
     static constexpr bool value = true;
 };
 
-// How FP8 scales come: nothing or one factor (in the launch's arguments), or F32 [P, Hkv, S].
-enum class Scales { SCALAR, PER_TOKEN };
-
-// What attention itself varies by.
-template <bool WINDOW_ = false, bool SINKS_ = false, bool SOFTCAP_ = false, Scales SCALES_ = Scales::SCALAR>
+// What attention itself varies by; the numbers are those of the macros in tile.cu.
+template <int SCALES_, bool WINDOW_, bool SOFTCAP_, bool RAGGED_, bool PER_HEAD_>
 struct Options {
-    static constexpr bool WINDOW = WINDOW_, SINKS = SINKS_, SOFTCAP = SOFTCAP_;
-    static constexpr Scales SCALES = SCALES_;
+    static constexpr bool SCALAR = SCALES_ == 1, PER_TOKEN = SCALES_ == 2;
+    static constexpr bool WINDOW = WINDOW_, SOFTCAP = SOFTCAP_, RAGGED = RAGGED_, PER_HEAD = PER_HEAD_;
 };
 
 // How a CTA is cut. `GROUPS` warp groups take every GROUPS-th chunk of a task's tokens, each with a ring of its own of `STAGES` chunks;
 // the `ROW_WARPS` warps of a group read the same chunks and hold `M_TILES` tiles of 16 query rows each.
-template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int MIN_CTAS_ = 1, bool WARPGROUP_ = false>
+template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int CLUSTER_, bool WARPGROUP_>
 struct Shape {
     static constexpr int M_TILES = M_TILES_, ROW_WARPS = ROW_WARPS_, GROUPS = GROUPS_, STAGES = STAGES_, CHUNK = CHUNK_;
-    static constexpr int MIN_CTAS = MIN_CTAS_;
+    static constexpr int CLUSTER = CLUSTER_;
     static constexpr bool WARPGROUP = WARPGROUP_;
 };
 
-template <class KV_, class Q_, int HEAD_DIM_, int PAGE_SIZE_, int TILE_TOKENS_, class Shape_, class Options_>
+template <class KV_, class Q_, int HEAD_DIM_, int PAGE_SIZE_, int GROUP_, int TILE_TOKENS_, class Shape_, class Options_>
 struct Traits {
     using Kv = KV_;
     using Query = Q_;
     using Compute = typename KV_::Compute;
     using Opt = Options_;
 
-    static constexpr int HEAD_DIM = HEAD_DIM_, PAGE_SIZE = PAGE_SIZE_, TILE_TOKENS = TILE_TOKENS_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, PAGE_SIZE = PAGE_SIZE_, GROUP = GROUP_, TILE_TOKENS = TILE_TOKENS_;
     static constexpr int M_TILES = Shape_::M_TILES, ROW_WARPS = Shape_::ROW_WARPS, GROUPS = Shape_::GROUPS;
-    static constexpr int STAGES = Shape_::STAGES, CHUNK = Shape_::CHUNK, MIN_CTAS = Shape_::MIN_CTAS;
+    static constexpr int STAGES = Shape_::STAGES, CHUNK = Shape_::CHUNK, CLUSTER = Shape_::CLUSTER;
 
     static constexpr bool FP8 = KV_::BYTES == 1;
-    static constexpr bool PER_TOKEN = FP8 && Opt::SCALES == Scales::PER_TOKEN;
+    static constexpr bool PER_TOKEN = FP8 && Opt::PER_TOKEN;
     // F16 queries go into F16 products as they are; others are scaled by a power of two a row, so that they cannot overflow.
     static constexpr bool SCALED_QUERY = Same<Compute, F16>::value && !Same<Query, F16>::value;
 
-    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory.
-    static constexpr bool WARPGROUP = Shape_::WARPGROUP;
-    static_assert(!WARPGROUP || (!FP8 && M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16, 16-bit");
+    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory; FP8, widened in registers, as
+    // the operand that has rows: see transposed.cuh.
+    static constexpr bool WARPGROUP = Shape_::WARPGROUP, TRANSPOSED = FP8 && WARPGROUP, PACKED = FP8 && !WARPGROUP;
+    static_assert(!WARPGROUP || (M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16");
 
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
     static constexpr int ROWS = 16 * M_TILES * ROW_WARPS;
     static constexpr int K_STEPS = HEAD_DIM / 16, N_TILES = CHUNK / 8, OUT_TILES = HEAD_DIM / 8;
 
-    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each.
+    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: transposed, the probabilities of one
+    // chunk and four warps' maxima of the rows; then the stages.
     static constexpr int ROW_BYTES = HEAD_DIM * KV_::BYTES, ROW_PIECES = ROW_BYTES / 16;
     static constexpr int KV_BYTES = CHUNK * ROW_BYTES, SCALE_BYTES = PER_TOKEN ? CHUNK * 4 : 0;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES + 2 * SCALE_BYTES;
-    static constexpr int RING_BYTES = GROUPS * STAGES * STAGE_BYTES;
+    static constexpr int TRANSPOSED_BYTES = TRANSPOSED ? CHUNK * 128 + 4 * ROWS * 4 : 0;
+    static constexpr int GROUP_BYTES = (TRANSPOSED_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
+    // A warpgroup reads the query from shared memory too, the same rows for every group.
+    static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
+    static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
-    // The merge, over the drained rings: for each group, then for the CTA, outputs in rows padded against bank conflicts; behind them
-    // in the same order (maximum, sum) of every row.
-    static constexpr int MERGE_ROW = HEAD_DIM + 8;
-    static constexpr int MERGE_ENDS = (GROUPS + 1) * ROWS * MERGE_ROW;
-    static constexpr int MERGE_BYTES = (MERGE_ENDS + (GROUPS + 1) * ROWS * 2) * 4;
+    // The merge, over the drained rings: outputs of each group, and with a cluster of the CTA, in rows (of packed FP8 their 32 channels
+    // too) padded against bank conflicts; behind them in the same order (maximum, sum) of every row.
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS + (CLUSTER > 1);
+    static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW;
+    static constexpr int MERGE_BYTES = (MERGE_ENDS + MERGE_PARTS * ROWS * 2 + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
 
+    static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
+
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
+    static_assert(!TRANSPOSED || HEAD_DIM == 128, "a warp has 32 channels");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");
     static_assert(!PER_TOKEN || CHUNK <= GROUP_THREADS, "a thread copies one token's scales");
 };
 
-// The arguments of a launch. Strides of the query and the output count elements, those of caches bytes, those of scales elements.
-struct TileParams {
-    const void* work_info;
-    const void* reduce_info;
-    const void* q;
-    const void* k;
-    const void* v;
-    const u32* tables;
-    const u32* context_lens;
-    const u32* query_start;  // null: `query_len` rows a sequence
-    const float* k_scales;
-    const float* v_scales;
-    const float* sinks;
-    void* out;
-    float* lse;         // may be null
-    float* partial_o;   // F32 [capacity, Hkv, rows, D], unnormalized
-    float2* partial_ml; // [capacity, Hkv, rows]: maximum of the scores in log2 units, sum
-    i64 q_token_stride, q_head_stride, out_token_stride, out_head_stride;
-    i64 k_page_stride, k_head_stride, k_token_stride;
-    i64 v_page_stride, v_head_stride, v_token_stride;
-    i64 scale_page_stride, scale_head_stride;
-    i64 table_stride;
-    int capacity, num_pages, max_pages, plan_rows, kv_heads, group, query_len, window;  // max_pages: width of a table row
-    int cluster;        // CTAs of a cluster, along the slots
-    int heads_per_row;  // KV heads that have plan rows of their own: kv_heads with per-head tables, else 1
-    float scale_log2;   // softmax scale, times the K scale, times log2(e); with a softcap the scale over the cap alone
-    float softcap_log2;
-    float v_scale;
+// What a CTA works on: rows of one KV head of one sequence, and the tokens of its task.
+struct Task {
+    int sequence, head, table_row, slot;
+    int query_first, query_len, rows, first_row;  // rows: query_len * group, of which this CTA takes ROWS from first_row on
+    int context, first_token;                     // tokens that any row attends: first_token..context
+    int begin, end;                               // tokens of the task; begin is a multiple of a chunk
+    int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context
 };
 
 }  // namespace pa

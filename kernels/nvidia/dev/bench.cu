@@ -1,6 +1,11 @@
 // Checks the tile kernels against double precision and times them: graphs of calls rotated over caches that overflow the L2.
 //
-//   ./build DIR [PART...] && DIR/bench1 [check] [time] [name filter]
+//   nvcc -std=c++17 -O1 -arch=sm_90 -o bench bench.cu -ldl    (KERNELS, NVRTC, ARCH and JOBS in the environment: see compile.h)
+//   bench compile DIR [filter]    where NVRTC is: what the cases below need and DIR lacks
+//   bench file DIR FILE    times the problems of a file: see run_file
+//   bench check|time|sweep|once DIR [filter]    where the GPU is; `once` launches a timed case three times, for a profiler
+
+#include <cuda.h>
 
 #include <cmath>
 #include <cstdio>
@@ -10,25 +15,37 @@
 #include <map>
 #include <string>
 
+#include "compile.h"
 #include "plan.h"
 #include "reference.cuh"
 
-using namespace pa;
+using namespace dev;
 
-#define OK(call)                                                                                    \
-    do {                                                                                            \
-        cudaError_t error = (call);                                                                 \
-        if (error != cudaSuccess) {                                                                 \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error)); \
-            exit(1);                                                                                \
-        }                                                                                           \
+#define OK(call)                                                                                      \
+    do {                                                                                              \
+        const auto error = (call);                                                                    \
+        if (int(error) != 0) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, int(error));          \
+            exit(1);                                                                                  \
+        }                                                                                             \
     } while (0)
+
+static std::string mode, folder, filter;
+static std::map<std::string, Unit> wanted;
+
+template <class F>
+static F* entry(const char* name) {
+    void* at = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    OK(cudaGetDriverEntryPointByVersion(name, &at, 12000, cudaEnableDefault, &result));
+    return reinterpret_cast<F*>(at);
+}
 
 struct Problem {
     std::string name;
     std::vector<int> contexts;
-    int query_len = 1, kv_heads = 1, group = 16, window = 0, capacity = 0, max_partitions = 1 << 30, cluster = 1;
-    bool hnd = false;
+    int query_len = 1, kv_heads = 1, window = 0, capacity = 0, max_partitions = 1 << 30;
+    bool hnd = false, sinks = false;
     double peer_us = 0;
 };
 
@@ -55,133 +72,185 @@ static void release_all() {
 static double read_rate_bytes_per_us = 4.4e6;
 static int sms = 132;
 
-template <class T>
+// A compiled kernel; loaded once.
+static CUfunction load(const std::string& root, const Variant::Macros& macros, int shared_bytes) {
+    static std::map<std::string, CUfunction> loaded;
+    static auto module_load = entry<decltype(cuModuleLoad)>("cuModuleLoad");
+    static auto get = entry<decltype(cuModuleGetFunction)>("cuModuleGetFunction");
+    static auto set = entry<decltype(cuFuncSetAttribute)>("cuFuncSetAttribute");
+    static auto attribute = entry<decltype(cuFuncGetAttribute)>("cuFuncGetAttribute");
+    const std::string file = folder + "/" + Variant::file(root, macros);
+    CUfunction& f = loaded[file];
+    if (!f) {
+        CUmodule module;
+        OK(module_load(&module, file.c_str()));
+        OK(get(&f, module, "kernel"));
+        int spilled = 0;
+        OK(attribute(&spilled, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, f));
+        if (spilled) printf("%s: %d bytes of local memory\n", file.c_str(), spilled);
+        if (shared_bytes > 48 << 10) OK(set(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes));
+        if (root != "reduce") OK(set(f, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1));
+    }
+    return f;
+}
+
 struct Call {
-    TileParams p{};
-    int slots, row_blocks, rows, plan_rows, tasks;
+    Variant v;
+    CUfunction tile{}, reduce{};
+    pa::CudaTileArgs p{};
+    int sequences, most_rows, slots, tasks, reduce_warps;
     bool whole;  // every row fits a cluster
 
-    // A plain launch waits for the kernel before it to end; an overlapped one starts while that drains.
-    void launch(cudaStream_t stream, bool overlapped = true) const {
-        cudaLaunchAttribute attributes[2]{};
-        attributes[0].id = cudaLaunchAttributeClusterDimension;
-        attributes[0].val.clusterDim.x = p.cluster, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[1].val.programmaticStreamSerializationAllowed = 1;
-        cudaLaunchConfig_t config{};
-        config.stream = stream, config.attrs = attributes, config.numAttrs = 1 + overlapped;
-        config.gridDim = dim3(slots, p.kv_heads, row_blocks), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
-        OK(cudaLaunchKernelEx(&config, tile_kernel<T>, p));
-        if (whole) return;
-        // A batch of partials is 32 with four warps, 64 with eight.
-        const int warps = slots > 32 * p.cluster * plan_rows ? 8 : 4;
-        config.attrs = attributes + 1, config.numAttrs = 1;
-        config.gridDim = dim3(rows, plan_rows, p.kv_heads), config.blockDim = warps * 32, config.dynamicSmemBytes = 0;
-        OK(cudaLaunchKernelEx(&config, warps == 8 ? reduce_kernel<T, 8> : reduce_kernel<T, 4>, p));
+    CUlaunchConfig config(dim3 grid, int threads, int shared, CUlaunchAttribute* attributes, bool overlapped, CUstream stream) const {
+        attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[0].value.programmaticStreamSerializationAllowed = 1;
+        attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[1].value.clusterDim.x = v.cluster, attributes[1].value.clusterDim.y = attributes[1].value.clusterDim.z = 1;
+        CUlaunchConfig c{};
+        c.gridDimX = grid.x, c.gridDimY = grid.y, c.gridDimZ = grid.z, c.blockDimX = threads, c.blockDimY = c.blockDimZ = 1;
+        c.sharedMemBytes = shared, c.hStream = stream, c.attrs = overlapped ? attributes : attributes + 1, c.numAttrs = overlapped;
+        return c;
     }
 
-    // Clusters of `size` that the GPU runs at once.
-    static int most_clusters(int size) {
-        cudaLaunchAttribute attribute{};
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-        cudaLaunchConfig_t config{};
-        config.attrs = &attribute, config.numAttrs = 1;
-        config.gridDim = dim3(size * 66), config.blockDim = T::THREADS, config.dynamicSmemBytes = T::SMEM_BYTES;
+    // A plain launch waits for the kernel before it to end; an overlapped one starts while that drains.
+    void launch(CUstream stream, bool overlapped = true) const {
+        static auto start = entry<decltype(cuLaunchKernelEx)>("cuLaunchKernelEx");
+        CUlaunchAttribute attributes[2]{};
+        const int blocks = (most_rows * v.group + v.rows() - 1) / v.rows();
+        CUlaunchConfig c = config(dim3(slots, v.per_head ? 1 : p.kv_heads, blocks), v.threads(), v.shared_bytes(), attributes, overlapped, stream);
+        c.numAttrs += v.cluster > 1;
+        void* args[] = {(void*)&p};
+        OK(start(&c, tile, args, nullptr));
+        if (whole) return;
+        pa::ReduceArgs r{};
+        r.reduce = p.reduce, r.partial = p.partial, r.statistics = (const float*)p.statistics, r.sinks = p.sinks, r.query_start = p.query_start;
+        r.out = p.out, r.lse = p.lse, r.out_row = p.out_row, r.out_head = p.out_head, r.query_len = p.query_len;
+        r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.per_head = v.per_head;
+        const int heads = reduce_warps == 1 ? 4 : 1;  // of a block
+        c = config(dim3(most_rows, (r.q_heads + heads - 1) / heads, sequences), reduce_warps * heads * 32, 0, attributes, overlapped, stream);
+        void* reduce_args[] = {&r};
+        OK(start(&c, reduce, reduce_args, nullptr));
+    }
+
+    // Clusters that the GPU runs at once.
+    int most_clusters() const {
+        static auto query = entry<decltype(cuOccupancyMaxActiveClusters)>("cuOccupancyMaxActiveClusters");
+        CUlaunchAttribute attributes[2]{};
+        CUlaunchConfig c = config(dim3(v.cluster * 66), v.threads(), v.shared_bytes(), attributes, false, nullptr);
+        c.numAttrs = 1;
         int clusters = 0;
-        OK(cudaOccupancyMaxActiveClusters(&clusters, tile_kernel<T>, &config));
+        OK(query(&clusters, tile, &c));
         return clusters;
     }
 };
 
-template <class T>
 struct Case {
-    using Kv = typename T::Kv;
+    Variant v;
     Problem problem;
-    std::vector<Call<T>> calls;
-    dev::RefScale scale{};
+    Form form;
+    std::vector<Call> calls;
+    std::vector<Row> rows;
     int64_t kv_bytes = 0;
     int pages = 0;
 
-    // Caches like [P, 2, S, H, D] (or [P, 2, H, S, D]), pages listed in a shuffled order, some listed by no one.
-    Case(const Problem& problem, int caches, bool poisoned) : problem(problem) {
-        const int S = T::PAGE_SIZE, D = T::HEAD_DIM, H = problem.kv_heads, B = int(problem.contexts.size()), Q = problem.query_len;
+    // Caches like [P, 2, S, H, D] (or [P, 2, H, S, D]), pages listed in a shuffled order, some listed by no one. With per-head tables every
+    // head of a sequence has pages and a context of its own; ragged, a sequence's rows are query_len less its number, from 1 on.
+    Case(const Variant& v, const Problem& problem, int caches, bool poisoned) : v(v), problem(problem) {
+        const int S = v.page, D = v.head_dim, H = problem.kv_heads, B = int(problem.contexts.size()), R = v.per_head ? B * H : B;
+        form = {v.kv, v.query == 2 ? F32 : v.query, D, S, v.group, v.per_head, v.window, v.softcap, v.scales, v.layout, v.kv_bits()};
+        std::vector<int> lens, row_queries, starts = {0};
+        for (int b = 0; b < B; b++) {
+            const int len = v.ragged ? 1 + (problem.query_len + b * 7) % problem.query_len : problem.query_len;
+            for (int i = 0; i < len; i++) rows.push_back({b, i, len});
+            starts.push_back(int(rows.size()));
+            for (int h = 0; h < (v.per_head ? H : 1); h++) lens.push_back(std::max(problem.contexts[b] - 100 * h, 0)), row_queries.push_back(len);
+        }
         int64_t need = 0, widest = 1;
-        for (int c : problem.contexts) {
+        for (int c : lens) {
             need += (c + S - 1) / S, widest = std::max<int64_t>(widest, (c + S - 1) / S);
-            kv_bytes += int64_t(c) * H * D * 2 * Kv::BYTES;
+            kv_bytes += int64_t(c) * (v.per_head ? 1 : H) * D * 2 * v.kv_bits() / 8;
         }
         pages = int(need + need / 16 + 3);
         std::vector<int> order(pages);
         for (int i = 0; i < pages; i++) order[i] = i;
-        for (int i = pages - 1; i > 0; i--) std::swap(order[i], order[dev::hash(i + 77) % (i + 1)]);
-        std::vector<u32> tables(B * (widest + 2), 0xffffffffu), lens;
-        std::vector<int> first(pages, 0), end(pages, 0);
+        for (int i = pages - 1; i > 0; i--) std::swap(order[i], order[hash(i + 77) % (i + 1)]);
+        std::vector<int> tables(R * (widest + 2), -1), first(int64_t(pages) * H, 0), end(int64_t(pages) * H, 0);
         int next = 0;
-        for (int b = 0; b < B; b++) {
-            const int c = problem.contexts[b], oldest = problem.window ? std::max(c - Q - problem.window + 1, 0) : 0;
-            lens.push_back(c);
+        for (int r = 0; r < R; r++) {
+            const int c = lens[r], oldest = v.window ? std::max(c - row_queries[r] - problem.window + 1, 0) : 0;
             for (int i = 0; i * S < c; i++) {
                 const int page = order[next++];
                 if ((i + 1) * S <= oldest) continue;
-                tables[b * (widest + 2) + i] = page;
-                first[page] = std::max(oldest - i * S, 0), end[page] = std::min(c - i * S, S);
+                tables[r * (widest + 2) + i] = page;
+                for (int h = 0; h < H; h++) {
+                    if (v.per_head && h != r % H) continue;
+                    first[page * H + h] = std::max(oldest - i * S, 0), end[page * H + h] = std::min(c - i * S, S);
+                }
             }
         }
-        Call<T> call;
-        OK(cudaFuncSetAttribute(tile_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SMEM_BYTES));
-        OK(cudaFuncSetAttribute(tile_kernel<T>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-        const int C = problem.cluster, fit = C > 1 ? call.most_clusters(C) * C : sms * T::MIN_CTAS;
-        dev::Plan plan = dev::plan(problem.contexts, Q, problem.window, T::TILE_TOKENS,
-                                   problem.capacity ? problem.capacity : std::max(fit / H, 1), problem.max_partitions);
+        Call call;
+        call.v = v;
+        call.tile = load(v.root(), v.tile_macros(), v.shared_bytes());
+        const int C = v.cluster, fit = C > 1 ? call.most_clusters() * C : sms;
+        Plan plan = dev::plan(lens, row_queries, problem.window, v.tile, problem.capacity ? problem.capacity : std::max(fit / (v.per_head ? 1 : H), 1),
+                              problem.max_partitions);
         while (plan.work.size() % C) plan.work.push_back({-1, 0, 0, 0});
-        TileParams& p = call.p;
+        call.slots = int(plan.work.size());
+        call.reduce_warps = call.slots > 32 * C * R ? 8 : call.slots > 8 * C * R ? 4 : 1;
+        call.reduce = load("reduce", v.reduce_macros(call.reduce_warps), 0);
+        pa::CudaTileArgs& p = call.p;
         auto keep = [](auto* at) { owned.push_back((void*)at); return at; };
-        p.work_info = keep(device(plan.work)), p.reduce_info = keep(device(plan.reduce));
-        p.tables = keep(device(tables)), p.context_lens = keep(device(lens));
-        p.table_stride = p.max_pages = widest + 2, p.plan_rows = B, p.capacity = int(plan.work.size()), p.num_pages = pages, p.kv_heads = H, p.group = problem.group, p.query_len = Q;
-        p.window = problem.window, p.heads_per_row = 1, p.cluster = C;
-        const int heads = H * problem.group;
-        p.q_token_stride = p.out_token_stride = int64_t(heads) * D, p.q_head_stride = p.out_head_stride = D;
-        const int64_t row = D * Kv::BYTES;
-        p.k_token_stride = p.v_token_stride = problem.hnd ? row : row * H;
-        p.k_head_stride = p.v_head_stride = problem.hnd ? row * S : row;
-        p.k_page_stride = p.v_page_stride = 2 * row * H * S;
-        p.scale_page_stride = int64_t(H) * S, p.scale_head_stride = S;
-        scale.softmax = 1.0 / sqrt(double(D)), scale.softcap = 3.0, scale.k = T::FP8 && !T::PER_TOKEN ? 0.75 : 1.0;
-        scale.v = T::FP8 && !T::PER_TOKEN ? 1.25 : 1.0;
-        p.scale_log2 = float(scale.softmax * scale.k * (T::Opt::SOFTCAP ? 1.0 / scale.softcap : LOG2E));
-        p.softcap_log2 = float(scale.softcap * LOG2E), p.v_scale = float(scale.v);
+        p.work = keep(device(plan.work)), p.reduce = keep(device(plan.reduce));
+        p.block_tables = keep(device(tables)), p.context_lens = keep(device(lens));
+        if (v.ragged) p.query_start = keep(device(starts));
+        p.table_row = p.max_pages = int(widest + 2), p.plan_rows = R, p.pages = pages, p.kv_heads = H, p.query_len = problem.query_len;
+        p.window = problem.window;
+        const int heads = H * v.group;
+        p.q_row = p.out_row = int64_t(heads) * D, p.q_head = p.out_head = D;
+        const bool hnd = problem.hnd || v.layout == HND, rows_first = hnd || v.layout == NHD;
+        const int unit = v.kv == MXFP4 ? 2 : 1;  // strides count bytes there
+        p.key_stride = {2l * H * S * D / unit, long(hnd || !rows_first ? S : 1) * D / unit, long(hnd ? 1 : H) * D / unit};
+        p.value_stride = p.key_stride;
+        const int per_token = v.scales == 3 ? D / 32 : 1;
+        p.k_scale_stride = p.v_scale_stride = {long(H) * S * per_token, long(S) * per_token, per_token};
+        p.scale_log2 = float(1.4426950408889634 / sqrt(double(D))), p.softcap = 3.0f;
         std::vector<float> sinks;
-        for (int h = 0; h < heads; h++) sinks.push_back(2.0f * dev::noise(h + 5000));
-        p.sinks = keep(device(sinks));
-        call.rows = Q * problem.group, call.plan_rows = B, call.slots = int(plan.work.size());
-        call.row_blocks = (call.rows + T::ROWS - 1) / T::ROWS;
+        for (int h = 0; h < heads; h++) sinks.push_back(2.0f * noise(h + 5000));
+        p.sinks = problem.sinks ? keep(device(sinks)) : nullptr;
+        call.sequences = B, call.most_rows = problem.query_len;
+        p.rows = (problem.query_len * v.group + v.rows() - 1) / v.rows() * v.rows();
         call.whole = true;
         for (auto r : plan.reduce) call.whole = call.whole && (r.count == 0 || r.first_slot / C == (r.first_slot + r.count - 1) / C);
         call.tasks = 0;
         for (auto w : plan.work) call.tasks += w.row >= 0;
-        const int64_t q_count = int64_t(B) * Q * heads * D;
-        p.partial_o = (float*)allocate(int64_t(call.slots) * H * call.rows * D * 4);
-        p.partial_ml = (float2*)allocate(int64_t(call.slots) * H * call.rows * 8);
-        p.q = allocate(q_count * 2);
-        dev::fill<typename T::Query><<<64, 256>>>((void*)p.q, q_count, 99, 1.5f);
+        const int64_t q_count = int64_t(rows.size()) * heads * D, states = int64_t(call.slots) * (v.per_head ? 1 : H) * p.rows;
+        p.partial = (float*)allocate(states * (D + 2) * 4);
+        p.statistics = p.partial + states * D;
+        OK(cudaMemset(p.partial, 0xff, states * (D + 2) * 4));
+        p.q = allocate(q_count * v.query_bytes());
+        fill<<<64, 256>>>(form.query, (void*)p.q, q_count, 99, 1.5f);
         std::vector<float> k_scales, v_scales;
-        for (int64_t i = 0; T::PER_TOKEN && i < int64_t(pages) * H * S; i++) {
-            k_scales.push_back(0.5f + 0.2f * dev::noise(i)), v_scales.push_back(expf(dev::noise(i + (1ll << 32))));
+        const int64_t scales = v.scales == 2 ? int64_t(pages) * H * S : 1;
+        std::vector<uint8_t> k_blocks, v_blocks;
+        for (int64_t i = 0; v.scales == 3 && i < int64_t(pages) * H * S * per_token; i++) {
+            k_blocks.push_back(124 + hash(i) % 3), v_blocks.push_back(124 + hash(i + (1ll << 32)) % 6);
+        }
+        for (int64_t i = 0; i < scales; i++) {
+            const uint32_t signs = hash(i + (1ll << 40));
+            k_scales.push_back((signs % 16 ? 1.0f : -1.0f) * (0.5f + 0.2f * noise(i)));
+            v_scales.push_back((signs % 17 ? 1.0f : -1.0f) * expf(noise(i + (1ll << 32))));
         }
         for (int i = 0; i < caches; i++) {
-            p.out = allocate(q_count * 2), p.lse = (float*)allocate(int64_t(B) * Q * heads * 4);
-            OK(cudaMemset(p.out, 0xff, q_count * 2));
-            OK(cudaMemset(p.lse, 0xff, int64_t(B) * Q * heads * 4));
+            p.out = allocate(q_count * v.query_bytes()), p.lse = (float*)allocate(int64_t(rows.size()) * heads * 4);
+            OK(cudaMemset(p.out, 0xff, q_count * v.query_bytes()));
+            OK(cudaMemset(p.lse, 0xff, int64_t(rows.size()) * heads * 4));
             const int64_t count = int64_t(pages) * 2 * S * H * D;
-            p.k = allocate(count * Kv::BYTES), p.v = static_cast<const char*>(p.k) + row * H * S;
-            dev::fill<Kv><<<2048, 256>>>((void*)p.k, count, i + 1, 1.0f);
-            if (T::PER_TOKEN) p.k_scales = keep(device(k_scales)), p.v_scales = keep(device(v_scales));
-            if (poisoned) {
-                const int *f = keep(device(first)), *e = keep(device(end));
-                dev::poison<Kv><<<pages, 256>>>(p, f, e, S, D, (float*)p.k_scales, (float*)p.v_scales);
-            }
+            p.key = allocate(count * v.kv_bits() / 8), p.value = static_cast<const char*>(p.key) + int64_t(S) * H * D * v.kv_bits() / 8;
+            fill<<<2048, 256>>>(v.kv, (void*)p.key, count, i + 1, 1.0f);
+            if (v.scales == 3) {
+                p.k_scale = keep(device(k_blocks)), p.v_scale = keep(device(v_blocks));
+            } else if (v.scales) p.k_scale = keep(device(k_scales)), p.v_scale = keep(device(v_scales));
+            if (poisoned) poison<<<pages, 256>>>(form, p, keep(device(first)), keep(device(end)));
             calls.push_back(call);
         }
         OK(cudaGetLastError());
@@ -189,30 +258,32 @@ struct Case {
 
     // Largest error of the output over the largest |reference|, and of the LSE; NaN and unwritten elements count as infinite.
     std::pair<double, double> error() {
-        const TileParams& p = calls[0].p;
-        const int B = int(problem.contexts.size()), Q = problem.query_len, heads = problem.kv_heads * problem.group, D = T::HEAD_DIM;
+        const pa::CudaTileArgs& p = calls[0].p;
+        const int heads = problem.kv_heads * v.group, D = v.head_dim;
         // Twice: the second call meets what the first has left in the workspace.
         for (int i = 0; i < 2; i++) calls[0].launch(nullptr);
         OK(cudaDeviceSynchronize());
         const int longest = std::max(*std::max_element(problem.contexts.begin(), problem.contexts.end()), 1);
-        const int64_t n = int64_t(B) * Q * heads;
+        const int64_t n = int64_t(rows.size()) * heads;
         double* scratch = (double*)allocate(n * longest * 8);
         double *out = (double*)allocate(n * D * 8), *lse = (double*)allocate(n * 8);
-        dev::reference<T><<<dim3(B * Q, heads), 256>>>(p, scale, scratch, longest, out, lse);
+        const Row* at = device(rows);
+        owned.push_back((void*)at);
+        reference<<<dim3(rows.size(), heads), 256>>>(form, p, at, scratch, longest, out, lse);
         OK(cudaDeviceSynchronize());
         std::vector<double> want(n * D), want_lse(n);
-        std::vector<u16> raw(n * D);
+        std::vector<uint8_t> raw(n * D * v.query_bytes());
         std::vector<float> got_lse(n);
         OK(cudaMemcpy(want.data(), out, n * D * 8, cudaMemcpyDeviceToHost));
         OK(cudaMemcpy(want_lse.data(), lse, n * 8, cudaMemcpyDeviceToHost));
-        OK(cudaMemcpy(raw.data(), p.out, n * D * 2, cudaMemcpyDeviceToHost));
+        OK(cudaMemcpy(raw.data(), p.out, raw.size(), cudaMemcpyDeviceToHost));
         OK(cudaMemcpy(got_lse.data(), p.lse, n * 4, cudaMemcpyDeviceToHost));
         double worst = 0, most = 1e-30, worst_lse = 0;
         for (int64_t i = 0; i < n * D; i++) {
-            const u32 bits = u32(raw[i]) << 16;
             float got;
-            memcpy(&got, &bits, 4);
-            if (!Same<typename T::Query, Bf16>::value) got = __half2float(*reinterpret_cast<__half*>(&raw[i]));
+            if (v.query == 2) memcpy(&got, &raw[i * 4], 4);
+            if (v.query == F16) got = __half2float(reinterpret_cast<__half*>(raw.data())[i]);
+            if (v.query == BF16) got = __bfloat162float(reinterpret_cast<__nv_bfloat16*>(raw.data())[i]);
             const double e = fabs(double(got) - want[i]);
             worst = e <= 1e30 ? std::max(worst, e) : INFINITY;
             most = std::max(most, fabs(want[i]));
@@ -226,14 +297,14 @@ struct Case {
     }
 
     // Median, least and most microseconds a call.
-    std::vector<double> time(bool overlapped = true, int least_calls = 10, int replays = 30) {
+    std::vector<double> time(int least_calls = 10, int replays = 30) {
         cudaStream_t stream;
         OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         const int count = std::max(least_calls, int(calls.size()));
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream, overlapped);
+        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream);
         OK(cudaStreamEndCapture(stream, &graph));
         OK(cudaGraphInstantiate(&exec, graph, 0));
         cudaEvent_t from, to;
@@ -259,38 +330,54 @@ struct Case {
 
 static int failures = 0;
 
-template <class T>
-void check(const char* variant, const Problem& problem, double bound) {
-    Case<T> c(problem, 1, true);
+// True where a case is only to be compiled or is filtered out.
+static bool skipped(const Variant& v, const Problem& problem) {
+    if ((v.name + " " + problem.name).find(filter) == std::string::npos) return true;
+    if (mode != "compile") return false;
+    auto want = [](const char* root, const Variant::Macros& macros) {
+        const std::string file = folder + "/" + Variant::file(root, macros);
+        wanted[file] = {root, file, macros};
+    };
+    want(v.root(), v.tile_macros());
+    for (int warps : {1, 4, 8}) want("reduce", v.reduce_macros(warps));
+    return true;
+}
+
+static void check(const Variant& v, const Problem& problem, double bound) {
+    if (skipped(v, problem)) return;
+    Case c(v, problem, 1, true);
     const auto [error, lse] = c.error();
     const bool good = error <= bound && lse <= 2e-2;
     failures += !good;
-    printf("%-4s %-14s %-26s tasks %4d  error %.2e  lse %.2e\n", good ? "ok" : "BAD", variant, problem.name.c_str(), c.calls[0].tasks, error,
+    printf("%-4s %-22s %-26s tasks %4d  error %.2e  lse %.2e\n", good ? "ok" : "BAD", v.name.c_str(), problem.name.c_str(), c.calls[0].tasks, error,
            lse);
     fflush(stdout);
     release_all();
 }
 
-template <class T>
-void measure(const char* variant, const Problem& problem) {
+static double measure(const Variant& v, const Problem& problem) {
+    if (skipped(v, problem)) return 0;
     int64_t bytes = 0;
-    for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * T::HEAD_DIM * 2 * T::Kv::BYTES;
+    for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * v.head_dim * 2 * v.kv_bits() / 8;
     const int caches = bytes < 150e6 ? std::max(1, std::min(64, int(300e6 / std::max<int64_t>(bytes, 1000000)) + 1)) : std::min<int>(10, std::max<int>(2, 20e9 / bytes));
-    Case<T> c(problem, caches, false);
+    Case c(v, problem, caches, false);
+    if (mode == "once") {
+        for (int i = 0; i < 3; i++) c.calls[i % caches].launch(nullptr);
+        OK(cudaDeviceSynchronize());
+        return release_all(), 0;
+    }
     const auto us = c.time();
-    const double apart = c.time(false)[0];
-    const bool small = bytes < 100e6;
-    const double error = small ? c.error().first : 0.0;
+    const double error = bytes < 20e6 ? c.error().first : 0.0;
     if (!(error < 2e-2)) failures++;
-    const double limit = bytes / read_rate_bytes_per_us;
-    printf("%-16s %-14s c%-2d t%4d %7.2f us (%.2f-%.2f) %5.1f%% peer %6.2f %4.2fx err %.1e | apart %6.2f\n", problem.name.c_str(),
-           variant, problem.cluster, c.calls[0].tasks, us[0], us[1], us[2], 100 * limit / us[0], problem.peer_us, problem.peer_us / us[0],
-           error, apart);
+    printf("%-24s %-20s c%-2d t%4d %7.2f us (%.2f-%.2f) %6.3f TB/s %5.1f%% peer %6.2f %4.2fx err %.1e\n", problem.name.c_str(), v.name.c_str(),
+           v.cluster, c.calls[0].tasks, us[0], us[1], us[2], bytes / us[0] / 1e6, 100 * bytes / read_rate_bytes_per_us / us[0], problem.peer_us,
+           problem.peer_us / us[0], error);
     fflush(stdout);
     release_all();
+    return us[0];
 }
 
-__global__ void read_kernel(const uint4* at, int64_t n, uint4* out) {
+static __global__ void read_kernel(const uint4* at, int64_t n, uint4* out) {
     uint4 sum = {0, 0, 0, 0};
     const int64_t step = int64_t(gridDim.x) * blockDim.x;
     int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
@@ -307,7 +394,7 @@ __global__ void read_kernel(const uint4* at, int64_t n, uint4* out) {
 static double measure_read_rate() {
     const int64_t bytes = int64_t(4) << 30;
     char* at = allocate(bytes);
-    dev::fill<Bf16><<<2048, 256>>>(at, bytes / 2, 3, 1.0f);
+    fill<<<2048, 256>>>(BF16, at, bytes / 2, 3, 1.0f);
     cudaEvent_t from, to;
     OK(cudaEventCreate(&from));
     OK(cudaEventCreate(&to));
@@ -327,26 +414,29 @@ static double measure_read_rate() {
     return best;
 }
 
-#include "variants.h"
+#include "cases.h"
 
 int main(int argc, char** argv) {
-    bool checks = argc == 1, times = argc == 1;
-    std::string filter;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "check")) checks = true;
-        else if (!strcmp(argv[i], "time")) times = true;
-        else filter = argv[i];
+    if (argc < 3) return fprintf(stderr, "usage: bench compile|check|time|sweep|once DIR [filter]\n"), 2;
+    mode = argv[1], folder = argv[2], filter = argc > 3 ? argv[3] : "";
+    const std::string path = filter;
+    if (mode == "file") filter = "";
+    if (mode == "compile") {
+        run_checks(), run_times(), run_sweep();
+        return compile_all(wanted, getenv("KERNELS") ? getenv("KERNELS") : "kernels", getenv("ARCH") ? getenv("ARCH") : "sm_90a");
     }
-    cudaDeviceProp device;
-    OK(cudaGetDeviceProperties(&device, 0));
-    int driver = 0;
-    OK(cudaDriverGetVersion(&driver));
-    sms = device.multiProcessorCount;
-    if (checks) run_checks(filter);
-    if (times) {
+    cudaDeviceProp properties;
+    OK(cudaGetDeviceProperties(&properties, 0));
+    OK(cudaFree(nullptr));
+    sms = properties.multiProcessorCount;
+    if (mode == "check") {
+        run_checks();
+    } else {
         read_rate_bytes_per_us = measure_read_rate();
-        printf("%s, %d SMs, driver CUDA %d, read %.3f TB/s\n", device.name, sms, driver, read_rate_bytes_per_us / 1e6);
-        run_times(filter);
+        int driver = 0;
+        OK(cudaDriverGetVersion(&driver));
+        printf("%s, %d SMs, driver CUDA %d, read %.3f TB/s\n", properties.name, sms, driver, read_rate_bytes_per_us / 1e6);
+        mode == "sweep" ? run_sweep() : mode == "file" ? run_file(path) : run_times();
     }
     printf("%d failures\n", failures);
     return failures != 0;

@@ -14,12 +14,12 @@ struct Plan {
     std::vector<pa::ReduceInfo> reduce;
 };
 
-inline Plan plan(const std::vector<int>& contexts, int query_len, int window, int tile, int capacity, int max_partitions = 1 << 30) {
+inline Plan plan(const std::vector<int>& contexts, const std::vector<int>& query_lens, int window, int tile, int capacity, int max_partitions) {
     const int rows = int(contexts.size());
     std::vector<std::pair<int, int>> ranges;
     int64_t total = 0, nonempty = 0;
-    for (int c : contexts) {
-        const int first = window > 0 ? std::max(c - query_len - window + 1, 0) / tile : 0;
+    for (int row = 0; row < rows; row++) {
+        const int c = contexts[row], first = window > 0 ? std::max(c - query_lens[row] - window + 1, 0) / tile : 0;
         ranges.push_back(c > 0 ? std::make_pair(first, (c + tile - 1) / tile) : std::make_pair(0, 0));
         total += ranges.back().second - ranges.back().first, nonempty += c > 0;
     }

@@ -1,0 +1,30 @@
+// What the host passes to the NVIDIA kernels, beside common/args.h: mirrored field for field in src/gpu/args.rs. No system headers.
+#pragma once
+
+#include "../common/args.h"
+
+namespace pa {
+
+// The tile's arguments; names shared with TileArgs mean the same. A row whose tasks all sit in one cluster is finished by it (output, LSE, sinks);
+// other rows leave partial results for the reducer, those of a cluster in the slot of the first of its tasks.
+// Grid: x slots (a multiple of the cluster), y KV heads (1 where tables are per head), z blocks of PA_M_TILES * 16 query rows.
+struct CudaTileArgs {
+    const WorkInfo *work;        // [grid.x]
+    const ReduceInfo *reduce;    // [plan_rows]
+    const int *block_tables;     // [plan_rows, max_pages], rows `table_row` apart
+    const int *context_lens;     // [plan_rows]
+    const int *query_start;      // [sequences + 1]; read with PA_RAGGED
+    const void *q, *key, *value; // 16 bytes a token's piece: the pointers and the strides of caches are multiples of 16 bytes, q's of 4
+    const void *k_scale, *v_scale;
+    const float *sinks;          // [q heads], or null
+    void *out;                   // the call's output
+    float *lse;                  // [q rows, q heads], or null
+    float *partial;              // F32 [grid.x, grid.y, rows, head_dim]: all scales applied, not divided by the sum
+    void *statistics;            // float2 [grid.x, grid.y, rows]
+    long table_row, q_row, q_head, out_row, out_head;
+    Paged key_stride, value_stride, k_scale_stride, v_scale_stride;
+    float scale_log2, softcap;
+    int window, query_len, kv_heads, pages, max_pages, plan_rows, rows;
+};
+
+}  // namespace pa
