@@ -29,10 +29,28 @@
 //! # }
 //! ```
 //!
-//! | | CPU | CUDA | ROCm |
+//! | | CPU | CUDA | ROCm (feature `rocm`: gfx942, gfx950) |
 //! |---|---|---|---|
-//! | every dtype, layout and option of [`DecodeOptions`] | executed and checked against float64 | no kernel yet: a clear error | no kernel yet |
-//! | planner, registry | yes | yes (tables) | yes (tables) |
+//! | K and V | F32, F16, BF16, FP8, MXFP4 in every layout | no kernel yet: a clear error | F16, BF16, FP8 (Shuffled, Vllm); MXFP4 on gfx950 (Hnd, Nhd) |
+//! | windows, sinks, softcap, ragged batches, per-head tables, LSE | yes | | yes |
+//! | head_dim; page size | multiples of 8 to 1024; 1 to 1024 | | 64, 128, 192, 256, 512, 1024; powers of two from 8 (FP8: 16) to 1024 |
+//! | graphs, plans made on the device | | | yes |
+//! | checked | against float64 | | against float64, on a simulator of the GPU's instructions |
+//!
+//! # Features
+//!
+//! - `rocm`: AMD GPUs, the module `rocm`: [`cache::PagedKvCache`] and [`AppendAndAttend`] on a device that
+//!   candle has no tensors for, and calls over tensors there. Nothing of ROCm is linked: it is looked for when a device is opened.
+//!
+//! # Environment
+//!
+//! | variable | what it does |
+//! |---|---|
+//! | `CANDLE_PAGED_ATTN_CPU_ISA` | the CPU's instruction set: see [`cpu_instruction_sets`] |
+//! | `CANDLE_PAGED_ATTN_RECORD` | a folder into which every call is recorded: see [`Case`] |
+//! | `CANDLE_PAGED_ATTN_CLANG`, `ROCM_PATH` | the compiler of AMD kernels (`rocm`) |
+//! | `CANDLE_PAGED_ATTN_CACHE`, `XDG_CACHE_HOME` | where compiled kernels are kept (`rocm`) |
+//! | `HIP_PATH`, `ROCM_PATH` | where the HIP runtime is looked for (`rocm`) |
 
 #![warn(missing_docs)]
 

@@ -46,7 +46,13 @@ fn classes(arch: &Arch) -> Vec<(&'static str, Selection)> {
         let layout = if kv_dtype == KvDtype::Mxfp4 { CacheLayout::Hnd } else { CacheLayout::Shuffled };
         for (head_dim, query_len) in HEAD_DIMS.into_iter().flat_map(|d| [1, 2, 3, 4].map(|q| (d, q))) {
             let base = Problem { batch: 16, head_dim, query_len, kv_dtype, scales, layout, ..Problem::default() };
-            classes.extend(variants(&base).into_iter().map(|(name, problem)| (name, specialize::select(&problem, arch).unwrap())));
+            for (name, problem) in variants(&base) {
+                let selection = specialize::select(&problem, arch).unwrap();
+                // Rows that are split over workgroups are a smaller class again.
+                if !classes.contains(&(name, selection.clone())) {
+                    classes.push((name, selection));
+                }
+            }
         }
     }
     classes

@@ -30,8 +30,9 @@ struct RowGroup {
         const int sequence = T::PER_HEAD ? plan_row / kv_heads : plan_row;
         head = T::PER_HEAD ? plan_row % kv_heads : __builtin_amdgcn_workgroup_id_y();
         if constexpr (T::RAGGED) {
-            first_query = call.args.query_start[sequence];
-            queries = call.args.query_start[sequence + 1] - first_query;
+            const int *start = call.args.query_start + sequence, rows = call.args.q_rows;
+            first_query = min(max(start[0], 0), rows);
+            queries = min(max(start[1], first_query), rows) - first_query;
         } else {
             queries = T::SINGLE_QUERY ? 1 : call.args.query_len;
             first_query = sequence * queries;

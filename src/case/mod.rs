@@ -9,6 +9,8 @@ mod capture;
 mod file;
 mod record;
 
+#[cfg(feature = "rocm")]
+pub(crate) use record::is_recording;
 pub(crate) use record::{check_recorder, maybe_record};
 
 use candle::{DType, Device, Result, Tensor, bail};

@@ -35,6 +35,12 @@ pub(crate) fn maybe_record(
     }
 }
 
+/// Whether calls are recorded: what has to be read back for that is worth it.
+#[cfg(feature = "rocm")]
+pub(crate) fn is_recording() -> bool {
+    RECORDER.is_some()
+}
+
 /// Refuses a directory to record into that cannot be made: what [`maybe_record`] would find, before anything changes.
 pub(crate) fn check_recorder() -> Result<()> {
     match &*RECORDER {

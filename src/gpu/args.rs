@@ -43,6 +43,7 @@ pub(crate) struct TileArgs {
     pub kv_heads: i32,
     pub pages: i32,
     pub rows: i32,
+    pub q_rows: i32,
 }
 
 #[repr(C)]
@@ -62,6 +63,7 @@ pub(crate) struct ReduceArgs {
     pub kv_heads: i32,
     pub rows: i32,
     pub per_head: i32,
+    pub q_rows: i32,
 }
 
 #[repr(C)]

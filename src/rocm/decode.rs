@@ -269,6 +269,7 @@ impl Decode {
             kv_heads: clamp(shapes.dims.kv_heads),
             pages: clamp(shapes.dims.pages),
             rows: clamp(grid.rows),
+            q_rows: clamp(shapes.rows),
         };
         let kernel = device.kernel(&specialize::tile(selection)?)?;
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
@@ -292,6 +293,7 @@ impl Decode {
                     kv_heads: clamp(shapes.dims.kv_heads),
                     rows: clamp(grid.rows),
                     per_head: i32::from(shapes.per_head),
+                    q_rows: clamp(shapes.rows),
                 };
                 let shape = launch::reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
                 let (arch, ragged) = (device.arch().name, query_start.is_some());

@@ -4,6 +4,19 @@
 //! [`RocmTensor`]s live in its memory: candle has no ROCm device of its own, so tensors are copied from and to candle's CPU tensors, through
 //! pinned memory. [`RocmDevice::capture`] records work as a [`RocmGraph`] that can be replayed with other contents of the same tensors.
 //!
+//! # Attention
+//!
+//! Three ways, from the one that asks least of a program:
+//!
+//! - a [`PagedKvCache`](crate::cache::PagedKvCache) made with a `&RocmDevice`: [`AppendAndAttend`](crate::AppendAndAttend) takes candle's CPU tensors and
+//!   gives one back, the cache stays on the GPU;
+//! - [`decode`], [`decode_with_lse`] and [`decode_into`] over tensors on the GPU: the work is enqueued, nothing waits, and it can be captured. A
+//!   [`RocmPlan`] made once for a batch's shape is refreshed there each step, also inside a graph;
+//! - [`paged_decode`] over candle's CPU tensors copies everything, the cache too: for tests and recorded calls.
+//!
+//! FP8 tensors hold the GPU's own encoding: OCP E4M3, but FNUZ on gfx942. The first and the last way convert; [`crate::quant::fp8::ocp_to_fnuz`] does it for
+//! tensors of the second.
+//!
 //! # What is opened
 //!
 //! The feature `rocm` links nothing: a program starts where ROCm is not installed. The first use of a device opens `libamdhip64.so`

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use candle::{CpuStorage, DType, Result, Tensor};
+use candle::{CpuStorage, DType, Result, Tensor, bail};
 
 use super::decode::{Decided, Decode, RocmOptions, Tensors};
 use super::device::RocmDevice;
@@ -17,7 +17,7 @@ use crate::case;
 use crate::op::call::{Call, Described, Meta, options_meta};
 use crate::op::decide::{Prepared, longest, problem};
 use crate::op::locks::Locks;
-use crate::op::{CallSummary, Operand, PagedDecode};
+use crate::op::{CallSummary, Operand, PagedDecode, with_cache};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
 use crate::quant::fp8::{FNUZ_SCALE_FACTOR, ocp_to_fnuz};
 
@@ -73,6 +73,10 @@ impl RocmPages {
     pub(crate) fn append_and_attend(&self, op: &AppendAndAttend<'_>, q: Operand<'_>, k: Operand<'_>, v: Operand<'_>) -> Result<CpuStorage> {
         let device = self.device();
         let layer = layer_of(self.layers(), op.layer)?;
+        case::check_recorder()?;
+        if case::is_recording() && is_fnuz(device) && KvDtype::of(layer.key.dtype())? == KvDtype::Fp8 {
+            bail!("CANDLE_PAGED_ATTN_RECORD: {} stores FP8 as FNUZ, which case files have no dtype for", device.name())
+        }
         let decode = PagedDecode::new(&op.block_tables, &op.context_lens, &op.options);
         let cache = CacheMeta {
             key: layer.key.meta(),
@@ -87,8 +91,26 @@ impl RocmPages {
         let write = self.writer(layer, &tokens, &staged.upload, staged.tokens)?;
         let decode = staged.decode(layer, self.layout(), &decision, None)?;
         write.run()?;
+        if case::is_recording() {
+            self.record(&PagedDecode::new(&op.block_tables, &op.context_lens, &op.options), q, layer)?;
+        }
         decode.run()?;
         out_storage(&staged.out.to_tensor()?)
+    }
+}
+
+impl RocmPages {
+    /// Records a call over what `layer` holds now, which is read back for that.
+    fn record(&self, op: &PagedDecode, q: Operand<'_>, layer: &LayerCache<RocmTensor>) -> Result<()> {
+        let scale = |scale: &KvScale<RocmTensor>| match scale {
+            KvScale::None => Ok(KvScale::None),
+            KvScale::Scalar(factor) => Ok(KvScale::Scalar(*factor)),
+            KvScale::Tensor(tensor) => tensor.to_tensor().map(KvScale::Tensor),
+        };
+        let options =
+            DecodeOptions { layout: self.layout(), k_scale: scale(&layer.k_scale)?, v_scale: scale(&layer.v_scale)?, ..op.options.clone() };
+        let (key, value) = (layer.key.to_tensor()?, layer.value.to_tensor()?);
+        with_cache(&key, &value, |key, value| case::maybe_record(q, key, value, &op.block_tables, &op.context_lens, &options))
     }
 }
 

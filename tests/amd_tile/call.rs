@@ -210,7 +210,7 @@ impl TileCall {
         args.u64((self.q_heads * d) as u64).u64(d as u64);
         args.f32(scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
         args.u32(spec.window.unwrap_or(0).min(i32::MAX as usize)).u32(self.max_query).u32(spec.kv_heads);
-        args.u32(pages).u32(rows);
+        args.u32(pages).u32(rows).u32(q_rows);
 
         let mut all = flags_of(&self.selection);
         all.extend(flags.iter().map(|s| s.to_string()));
