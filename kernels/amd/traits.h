@@ -32,6 +32,19 @@ struct Traits {
     static constexpr bool SOFTCAP = PA_SOFTCAP;
     static constexpr bool DIRECT_OUTPUT = PA_DIRECT_OUTPUT;
 
+    // The schedule's switches (src/registry/flags.rs says where each is on). That V of the last tile comes right after Q K^T
+    // (DECODE_LAST_V_AFTER_QK) switches nothing: V of every tile is on its way before Q K^T.
+    static constexpr bool MTP_FUSED = PA_BF16_MTP_FUSED;
+    static constexpr bool STREAMS_KEYS = PA_BF16_DECODE_NT_KV;
+    static constexpr bool STREAMS_VALUES = PA_BF16_DECODE_NT_KV || PA_FP8_DECODE_NT_V;
+    static constexpr bool QUERY_EARLY = PA_DECODE_Q_EARLY;
+    static constexpr bool PACKED_ABSMAX = PA_PACKED_Q_ABSMAX;
+    static constexpr bool PACK_NO_OLD = PA_FP8_PACK_NO_OLD;
+    static_assert(!QUERY_EARLY || M_TILES == 1, "Q of one M-tile waits in registers");
+    static_assert(!PACKED_ABSMAX || QUERY != Query::F32, "packed magnitudes are of 16 bits");
+    // Whether a tile before the last may have tokens that some row does not attend, or is taken to.
+    static constexpr bool MASKS_INTERIOR = WINDOW || !SINGLE_QUERY || (HEAD_DIM == 256 && !PA_HEAD256_INTERIOR_UNMASKED);
+
     // Tokens of a tile, its waves, and the tokens of one wave's scores in 16s.
     static constexpr int TOKENS = 256;
     static constexpr int WAVES = 4;
@@ -82,6 +95,17 @@ struct Traits {
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
     static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
 
+    // P and statistics of this many M-tiles lie in LDS side by side and share barriers.
+    static constexpr int P_SLOTS = MTP_FUSED ? M_TILES : 1;
+    // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
+    // next K those of scores that have become P.
+    static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
+    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUE_CHUNK;
+    static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
+    // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
+    static constexpr bool SCALE_IN_EXP2 = MTP_FUSED;
+    static_assert(!SCALE_IN_EXP2 || (PA_POSITIVE_SCALE && !SOFTCAP && !PER_TOKEN));
+
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
 #if defined(__gfx950__)
     static constexpr int P_EXPONENT = FP8 ? 8 : 0;
@@ -109,7 +133,8 @@ struct Traits {
 #endif
 
     // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
-    static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152 ? 2 : 1;
+    static constexpr int WAVES_PER_EU =
+        MTP_FUSED || (KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152) ? 2 : 1;
 };
 
 }  // namespace pa
