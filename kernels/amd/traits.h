@@ -96,8 +96,11 @@ struct Traits {
     static constexpr bool MASKS_VALUES = true;
 #endif
 
-    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
-    static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152 ? 2 : 1;
+    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 90. A lane also keeps the
+    // last token, maximum and sum of its row of every M-tile, its first token with a window, its factor where rows are scaled apart.
+    static constexpr int STATE_REGISTERS = M_TILES * (3 + WINDOW + ROW_SCALED);
+    static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
+    static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && REGISTERS <= 160 ? 2 : 1;
 };
 
 }  // namespace pa
