@@ -85,6 +85,12 @@ PA_DEVICE const u8 *opaque_lane(const u8 *x) {
     return x;
 }
 
+// A value that lies in an accumulation register until its next use.
+PA_DEVICE float parked(float x) {
+    asm("" : "+a"(x));
+    return x;
+}
+
 // --- Arithmetic -----------------------------------------------------------------------------------------------------------------------
 
 PA_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }

@@ -139,8 +139,9 @@ PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const Tok
             lds.template p<u32x2>(lane() % 16, token) = u32x2{narrow<T::KV>(p.x, p.y), narrow<T::KV>(p.z, p.w)};
         }
     }
-    rows.sum[m] = rows.sum[m] * decay + sum(total);
-    rows.maximum[m] = maximum;
+    const float sums = rows.sum[m] * decay + sum(total);
+    rows.sum[m] = T::PARKS_STATES ? parked(sums) : sums;
+    rows.maximum[m] = T::PARKS_STATES ? parked(maximum) : maximum;
     return decay;
 }
 

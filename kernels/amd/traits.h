@@ -99,6 +99,8 @@ struct Traits {
     // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 90. A lane also keeps the
     // last token, maximum and sum of its row of every M-tile, its first token with a window, its factor where rows are scaled apart.
     static constexpr int STATE_REGISTERS = M_TILES * (3 + WINDOW + ROW_SCALED);
+    // Where O, scores and V take all 256 registers that arithmetic reads, maxima and sums lie in accumulation registers between tiles.
+    static constexpr bool PARKS_STATES = M_TILES * HEAD_DIM >= 1024;
     static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
     static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && REGISTERS <= 160 ? 2 : 1;
 };
