@@ -89,6 +89,12 @@ PA_DEVICE const u8 *opaque_lane(const u8 *x) {
     return x;
 }
 
+// A value that lies in an accumulation register until its next use.
+PA_DEVICE float parked(float x) {
+    asm("" : "+a"(x));
+    return x;
+}
+
 // --- Arithmetic -----------------------------------------------------------------------------------------------------------------------
 
 PA_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
@@ -167,6 +173,11 @@ template <Element E>
 PA_DEVICE float widen(u16 x) {
     if constexpr (E == Element::BF16) return from_bits(u32(x) << 16);
     return float(__builtin_bit_cast(_Float16, x));
+}
+
+template <Element E>
+PA_DEVICE f32x4 widen(u32x2 x) {
+    return {widen<E>(u16(x.x)), widen<E>(u16(x.x >> 16)), widen<E>(u16(x.y)), widen<E>(u16(x.y >> 16))};
 }
 
 // Two F32 to two 16-bit elements, to nearest even.

@@ -135,13 +135,15 @@ struct Output {
         PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] *= factor;
     }
     PA_DEVICE void add_chunk(const Values<T> &values, const Lds<T> &lds, int m, int chunk) {
-        u32x4 p[T::VALUE_CHUNK];
-        PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
-            p[step] = lds.template p<u32x4>(m, lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
+        PA_UNROLL for (int part = 0; part < T::P_PARTS; part++) {
+            u32x4 p[T::VALUE_CHUNK];
+            PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
+                p[step] = lds.template p<u32x4>(part, m, lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
+            }
+            pin();
+            PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++)
+                PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p[step], of[i]);
         }
-        pin();
-        PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++)
-            PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p[step], of[i]);
     }
 };
 

@@ -15,7 +15,7 @@ struct Lds {
     static constexpr int PAGES = T::TOKENS > T::PAGE ? T::TOKENS / T::PAGE : 1;
 
     static constexpr int P = T::QUERY_PARTS * T::ROWS * QUERY_ROW;
-    static constexpr int MAXIMA = P + T::P_SLOTS * 16 * P_ROW;
+    static constexpr int MAXIMA = P + T::P_PARTS * T::P_SLOTS * 16 * P_ROW;
     static constexpr int SUMS = MAXIMA + T::P_SLOTS * 16 * T::WAVES * 4;
     static constexpr int VALUE_SCALES = SUMS + T::P_SLOTS * 16 * T::WAVES * 4;
     static constexpr int QUERY_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
@@ -35,10 +35,10 @@ struct Lds {
     }
     // What a row of staged Q is to be multiplied by.
     PA_DEVICE float &query_scale(int row) const { return lds_at<float>(base, QUERY_SCALES + row * 4); }
-    // P of an M-tile, [row][token]. M-tiles take slots in turn.
+    // P of an M-tile, [row][token], part 0, or 0 and 1 where it is split. M-tiles take slots in turn.
     template <class V>
-    PA_DEVICE V &p(int m, int row, int token) const {
-        return lds_at<V>(base, P + slot_row(m, row) * P_ROW + token * T::BYTES);
+    PA_DEVICE V &p(int part, int m, int row, int token) const {
+        return lds_at<V>(base, P + (part * T::P_SLOTS * 16 + slot_row(m, row)) * P_ROW + token * T::BYTES);
     }
     // One value a wave for each row of an M-tile: the maxima of a tile, the sums of a task.
     PA_DEVICE float &maximum(int m, int row, int wave) const { return lds_at<float>(base, MAXIMA + (slot_row(m, row) * T::WAVES + wave) * 4); }

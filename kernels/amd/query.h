@@ -33,7 +33,7 @@ PA_DEVICE void stage_query(const Lds<T> &lds, int row, int dim, f32x4 x) {
     PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++) {
         const u32x2 packed = {narrow<T::KV>(x.x, x.y), narrow<T::KV>(x.z, x.w)};
         lds.template query<u32x2>(part, row, dim * 2) = packed;
-        x -= f32x4{widen<T::KV>(packed.x), widen<T::KV>(packed.x >> 16), widen<T::KV>(packed.y), widen<T::KV>(packed.y >> 16)};
+        x -= widen<T::KV>(packed);
     }
 }
 

@@ -132,13 +132,18 @@ PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const Tok
         const int token = lds.wave * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;
         if constexpr (T::FP8) {
             if constexpr (T::PER_TOKEN) p *= scales.value[sub] * value_factor;
-            lds.template p<u32>(m, lane() % 16, token) = narrow_fp8<T::PACK_NO_OLD>(p);
+            lds.template p<u32>(0, m, lane() % 16, token) = narrow_fp8<T::PACK_NO_OLD>(p);
         } else {
-            lds.template p<u32x2>(m, lane() % 16, token) = u32x2{narrow<T::KV>(p.x, p.y), narrow<T::KV>(p.z, p.w)};
+            PA_UNROLL for (int part = 0; part < T::P_PARTS; part++) {
+                const u32x2 packed = {narrow<T::KV>(p.x, p.y), narrow<T::KV>(p.z, p.w)};
+                lds.template p<u32x2>(part, m, lane() % 16, token) = packed;
+                p -= widen<T::KV>(packed);
+            }
         }
     }
-    rows.sum[m] = rows.sum[m] * decay + sum(total);
-    rows.maximum[m] = maximum;
+    const float sums = rows.sum[m] * decay + sum(total);
+    rows.sum[m] = T::PARKS_STATES ? parked(sums) : sums;
+    rows.maximum[m] = T::PARKS_STATES ? parked(maximum) : maximum;
     return decay;
 }
 

@@ -89,6 +89,8 @@ struct Traits {
     // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
     static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
     static constexpr int QUERY_PARTS = SPLIT_QUERY ? 2 : 1;
+    // So is P where the output keeps what one part would lose.
+    static constexpr int P_PARTS = !FP8 && QUERY == Query::F32 ? 2 : 1;
     // Rows of Q are scaled into the range of FP8, or of an F16 cache where Q is not F16.
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
@@ -132,9 +134,13 @@ struct Traits {
     static constexpr bool LATE_IDS = false;
 #endif
 
-    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
-    static constexpr int WAVES_PER_EU =
-        MTP_FUSED || (KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152) ? 2 : 1;
+    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 90. A lane also keeps the
+    // last token, maximum and sum of its row of every M-tile, its first token with a window, its factor where rows are scaled apart.
+    static constexpr int STATE_REGISTERS = M_TILES * (3 + WINDOW + ROW_SCALED);
+    // Where O, scores and V take all 256 registers that arithmetic reads, maxima and sums lie in accumulation registers between tiles.
+    static constexpr bool PARKS_STATES = M_TILES * HEAD_DIM >= 1024;
+    static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
+    static constexpr int WAVES_PER_EU = MTP_FUSED || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
 };
 
 }  // namespace pa
