@@ -34,7 +34,11 @@ fn variants(base: &Problem) -> Vec<(&'static str, Problem)> {
     }
     if base.query_len == 4 {
         variants.push(("direct, page 16", Problem { max_partitions: Some(1), page_size: 16, ..base.clone() }));
-        variants.push(("f32 query, other layout", Problem { query_dtype: DType::F32, layout: other, ..all }));
+        variants.push(("f32 query, other layout", Problem { query_dtype: DType::F32, layout: other, ..all.clone() }));
+        // Lanes of a 16 have different pages; an FP8 page has 16 tokens at least.
+        if base.kv_dtype != KvDtype::Fp8 {
+            variants.push(("all options, page 8", Problem { page_size: 8, ..all }));
+        }
     }
     variants
 }

@@ -54,7 +54,7 @@ PA_DEVICE void wave_fence() {
 
 // Hides from the compiler what a value is. Lanes' offsets are hidden where they are added to an address, and the address where it is the same
 // in all lanes: sums that are moved out of the loop take two vector registers and two instructions for each load. Addresses of one page follow
-// one from the other: strides' multiples would keep scalar registers for the whole loop.
+// one from the other, and lanes find their pages anew: multiples of strides and masks of lanes would keep scalar registers for the whole loop.
 PA_DEVICE u32 opaque(u32 offset) {
     __asm__ volatile("" : "+v"(offset));
     return offset;
@@ -116,8 +116,8 @@ struct PackedKeys {
 
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
         const TileArgs &args = call.args;
-        const int quarter = lane() / 16, own = lane() % 16;
         constexpr bool UNIFORM = T::PAGE >= 16;
+        const int quarter = lane() / 16, own = UNIFORM ? lane() % 16 : opaque(lane() % 16);
         const u32 at_codes = pages.template offset<16>(args.key_stride, own), at_scales = pages.template offset<16>(args.k_scale_stride, own);
         const u8 *codes = nullptr, *scales = nullptr;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
@@ -150,7 +150,7 @@ struct PackedValues {
         const TileArgs &args = call.args;
         constexpr int SPAN = T::WAVE_TOKENS;
         constexpr bool UNIFORM = T::PAGE >= SPAN;
-        const int quarter = lane() % 4, own = lane() / 4 * 4;
+        const int quarter = lane() % 4, own = UNIFORM ? lane() / 4 * 4 : opaque(lane() / 4 * 4);
         const u32 at_codes = pages.template offset<SPAN>(args.value_stride, own), at_scales = pages.template offset<SPAN>(args.v_scale_stride, own);
         const u8 *codes = pages.template base<SPAN>(args, args.value, args.value_stride, head, 0, own);
         const u8 *scales = pages.template base<SPAN>(args, args.v_scale, args.v_scale_stride, head, 0, own);
