@@ -3,7 +3,7 @@
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::Arch;
-use cdna_sim::{CodeObject, Counters};
+use cdna_sim::{Class, CodeObject, Counters};
 use testkit::cases::{CaseSpec, Poison, Scales};
 use testkit::reference::{floats, relative_l2};
 
@@ -164,6 +164,34 @@ fn streamed_bytes() {
         assert_eq!([ours.global_loaded_nontemporal, generic.global_loaded_nontemporal], [1024 * 128 * streamed, 0]);
         // Early Q: the eight rows that pad the M-tile load the last row again.
         assert_eq!(ours.global_loaded - generic.global_loaded, 8 * 128 * 2);
+    }
+}
+
+/// What a task of one tile costs, per wave: Q's maxima and FP8 packing take fewer instructions.
+#[test]
+fn one_tile_tasks() {
+    require_clang!();
+    let verify = CaseSpec { query_lens: vec![4], group: 16, page_size: 128, ..base() };
+    let shapes = [
+        ("BF16_DECODE_NT_KV", CaseSpec { page_size: 128, ..base() }),
+        ("DECODE_Q_EARLY", base()),
+        ("BF16_MTP_FUSED", verify.clone()),
+        ("FP8_DECODE_NT_V", CaseSpec { page_size: 128, ..fp8() }),
+        ("DECODE_Q_EARLY", fp8()),
+        ("PACKED_Q_ABSMAX", CaseSpec { kv_dtype: KvDtype::Fp8, ..verify }),
+    ];
+    println!("| flag | KV | page | instructions | VALU | barriers | before: instructions | VALU | barriers |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for (flag, spec) in shapes {
+        let agreement = if flag == "BF16_MTP_FUSED" { Agreement::Rounding } else { Agreement::Bits };
+        let counts = compare(&CaseSpec { lens: vec![256], workgroup_budget: Some(1), ..spec.clone() }, &Arch::gfx950(), flag, agreement)
+            .map(|counters| {
+                let vector = counters.class(Class::Vector) + counters.class(Class::Transcendental);
+                [counters.instructions(), vector, counters.class(Class::Barrier)].map(|count| count / 4)
+            });
+        let [ours, generic] = counts.map(|c| c.map(|n| n.to_string()).join(" | "));
+        println!("| {flag} | {} | {} | {ours} | {generic} |", spec.kv_dtype.name(), spec.page_size);
+        assert!(spec.kv_dtype != KvDtype::Fp8 || counts[0][1] < counts[1][1], "{flag}");
     }
 }
 
