@@ -94,7 +94,7 @@ impl Compiler {
             self.report(|| hit(spec));
             return Ok(code);
         }
-        let clang = clang?;
+        let clang = clang.map_err(|why| format!("jit: {}, and {why}", self.absent(spec)))?;
         self.report(|| JitEvent::Compiling { kernel: spec.kernel.clone(), arch: spec.arch });
         let start = Instant::now();
         let code = clang.compile(spec)?;
@@ -121,6 +121,15 @@ impl Compiler {
             }
         }
         code
+    }
+
+    /// That there is no entry, and where it would be.
+    fn absent(&self, spec: &Specialization) -> String {
+        let (kernel, arch) = (&spec.kernel, spec.arch);
+        match self.cache_dir() {
+            Some(folder) => format!("{kernel} for {arch} is not in the cache {}", folder.display()),
+            None => format!("{kernel} for {arch}: there is no cache (CANDLE_PAGED_ATTN_CACHE and HOME are not set)"),
+        }
     }
 
     fn clang(&self) -> Result<&Clang, String> {
