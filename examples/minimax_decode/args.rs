@@ -54,7 +54,7 @@ pub struct Args {
     pub rope: Option<ComputeType>,
 
     /// What attends: cpu; cuda, on which the whole model runs; rocm, an AMD GPU that holds the KV cache while the model runs on the CPU. The
-    /// last two take a build with that backend. Kernels that rocm compiles at their first use count in the times
+    /// last two take a build with that backend. The time that rocm takes to compile kernels at their first use counts in the speeds
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     pub backend: Backend,
 
