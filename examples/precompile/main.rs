@@ -5,7 +5,7 @@
 //!     --q-heads 64 --kv-heads 4 --head-dim 128 --page-size 64 --kv bf16,fp8 --query-lens 1,4
 //! ```
 //!
-//! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine.
+//! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine. `--help` has more.
 
 mod build;
 mod shape;
@@ -32,6 +32,8 @@ use crate::shape::{Kernels, Shape};
 /// default), or from benches/workloads.json by name. Options that take several values take them with commas:
 ///
 ///   precompile --cache image/cache --arch gfx942,gfx950 --q-heads 64 --kv-heads 4 --page-size 64 --kv bf16,fp8 --query-lens 1,4
+///
+/// Where layers differ (some with a window, some without), run it for each kind: the folder takes them all.
 ///
 /// In the container, CANDLE_PAGED_ATTN_CACHE names the copy of the folder, which may be read-only. There need be no clang; one that is there
 /// and is not this one compiles anew. A new version of the crate may want new kernels: fill the cache again with it.

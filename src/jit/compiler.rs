@@ -123,12 +123,13 @@ impl Compiler {
         code
     }
 
-    /// That there is no entry, and where it would be.
+    /// That there is no entry, and where it would be. Kernels of one name differ in macros: those that are not 0 are told.
     fn absent(&self, spec: &Specialization) -> String {
-        let (kernel, arch) = (&spec.kernel, spec.arch);
+        let macros: Vec<_> = spec.defines.iter().filter(|(_, value)| value != "0").map(|(name, value)| format!("{name}={value}")).collect();
+        let kernel = format!("{} for {} ({})", spec.kernel, spec.arch, macros.join(" "));
         match self.cache_dir() {
-            Some(folder) => format!("{kernel} for {arch} is not in the cache {}", folder.display()),
-            None => format!("{kernel} for {arch}: there is no cache (CANDLE_PAGED_ATTN_CACHE and HOME are not set)"),
+            Some(folder) => format!("{kernel} is not in the cache {}", folder.display()),
+            None => format!("{kernel} has no cache to be in (CANDLE_PAGED_ATTN_CACHE and HOME are not set)"),
         }
     }
 
