@@ -1,6 +1,7 @@
 //! From kernel sources and a specialization to a code object: an on-disk cache, and clang where the cache has no entry.
 //!
-//! The sources are part of this crate. A kernel is compiled on first use by a clang of version 20 or newer, LLVM's or ROCm's; ROCm's headers and
+//! The sources are part of this crate. A kernel is compiled on first use by a clang of version 20 or newer, LLVM's (with lld) or ROCm's (from ROCm 7
+//! on; that of ROCm 6 is older); ROCm's headers and
 //! device libraries are not needed. What was compiled is kept in a cache folder that processes share, so each kernel costs its seconds
 //! once; a cache filled beforehand (`examples/precompile`) makes the compiler unnecessary.
 //!
