@@ -63,7 +63,8 @@ struct Task {
     // `work` is the slot's record, or just a plan row where there is no plan.
     PA_DEVICE Task(const Call &call, int slot, const WorkInfo &work) : slot(slot), rows(call, work.row) {
         const TileArgs &args = call.args;
-        context = args.context_lens[work.row];
+        // A length that the table has no lanes for ends with the table.
+        context = min(args.context_lens[work.row], int(min(long(call.max_pages) * T::PAGE, 0x7fffffffl)));
         table = call.block_tables + work.row * args.table_row;
         first_token = 0;
         window = args.window;
