@@ -33,15 +33,22 @@ pub struct AppendAndAttend<'a> {
 
 impl<'a> AppendAndAttend<'a> {
     /// The op for one layer of a step that a pool's batch describes; its query lengths may differ.
-    pub fn new(cache: &'a PagedKvCache, layer: usize, batch: &Batch) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The pool's pages are not of the cache's size.
+    pub fn new(cache: &'a PagedKvCache, layer: usize, batch: &Batch) -> Result<Self> {
+        let page_size = cache.config().dims.page_size;
+        if batch.page_size != page_size {
+            bail!("batch: its pool's pages have {} tokens, the cache's have {page_size}", batch.page_size)
+        }
+        Ok(Self {
             cache,
             layer,
             slot_mapping: batch.slot_mapping.clone(),
             block_tables: batch.block_tables.clone(),
             context_lens: batch.context_lens.clone(),
             options: DecodeOptions { query_start: Some(batch.query_start.clone()), ..DecodeOptions::default() },
-        }
+        })
     }
 
     /// Applies the op to q, k and v.

@@ -22,7 +22,7 @@
 //! let batch = pool.batch(&[(sequence, &append)], &device)?;
 //! // In each layer of the model, with q, k and v of the new tokens after RoPE:
 //! let [q, k, v] = [8, 2, 2].map(|heads| Tensor::zeros((prompt.len(), heads, dims.head_dim), DType::BF16, &device));
-//! let out = AppendAndAttend::new(&cache, 0, &batch).apply(&q?, &k?, &v?)?;
+//! let out = AppendAndAttend::new(&cache, 0, &batch)?.apply(&q?, &k?, &v?)?;
 //! assert_eq!(out.dims(), [prompt.len(), 8, dims.head_dim]);
 //! pool.commit(sequence)?;
 //! # Ok(())

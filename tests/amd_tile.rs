@@ -8,3 +8,5 @@ mod call;
 mod cases;
 #[path = "amd_tile/compile.rs"]
 mod compile;
+#[path = "amd_tile/variants.rs"]
+mod variants;

@@ -1,7 +1,7 @@
 //! `AppendAndAttend`: the same as writing and then decoding, and nothing changes on an error.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, paged_decode};
 use testkit::reference::{attention, floats};
 
@@ -134,5 +134,18 @@ fn an_error_changes_nothing() -> Result<()> {
     let message = op.apply(&step.q, &shared, &v).unwrap_err().to_string();
     assert!(message.contains("k: shares its storage"), "{message}");
     assert_eq!(floats(&cache.layer(1)?.key)?, before);
+    Ok(())
+}
+
+#[test]
+fn a_pool_of_another_page_size_is_refused() -> Result<()> {
+    let cache = cache(CacheLayout::Nhd, KvDtype::F32, Quantization::None)?;
+    let page_size = cache.config().dims.page_size;
+    let mut pool = PagePool::new(12, page_size / 2)?;
+    let sequence = pool.allocate();
+    let append = pool.append(sequence, &[1, 2, 3])?;
+    let batch = pool.batch(&[(sequence, &append)], &Device::Cpu)?;
+    let message = AppendAndAttend::new(&cache, 0, &batch).unwrap_err().to_string();
+    assert!(message.contains(&format!("{} tokens", page_size / 2)) && message.contains(&page_size.to_string()), "{message}");
     Ok(())
 }

@@ -111,31 +111,29 @@ fn half_precision_kv_stays_near() {
     }
 }
 
-/// The fixture's first prompts with its KV cache on an AMD GPU: what was recorded, and how that compares.
+/// The fixture's first prompts with its KV cache on an AMD GPU, compared with what was recorded.
 #[cfg(feature = "rocm")]
-fn check_fixture_on_rocm(prompts: usize, options: ServeOptions) -> anyhow::Result<Vec<(check::Recorded, Comparison)>> {
+fn check_fixture_on_rocm(prompts: usize, options: ServeOptions) -> anyhow::Result<Vec<Comparison>> {
     let devices = minimax_decode::args::Devices { model: Device::Cpu, rocm: Some(candle_paged_attn::rocm::RocmDevice::new(0)?) };
     let config = Config::from_dir(&fixture())?;
     let model = Model::load(&Checkpoint::open(&fixture(), &config)?, config, DType::F32, DType::BF16, devices, || {})?;
     let mut recorded = check::read(&fixture().join("expected.safetensors"), model.config.vocab_size)?;
     recorded.truncate(prompts);
-    let comparisons = check::check(&model, &recorded, options, |_| {})?;
-    Ok(recorded.into_iter().zip(comparisons).collect())
+    check::check(&model, &recorded, options, |_| {})
 }
 
 #[cfg(feature = "rocm")]
 #[test]
 fn a_cache_on_an_amd_gpu_gives_hugging_faces_tokens() {
-    for (_, comparison) in check_fixture_on_rocm(2, ServeOptions { kv: KvKind::F16, ..options(512, 4) }).unwrap() {
-        assert!(comparison.worst < 5e-3 && comparison.first_difference.is_none(), "{comparison:?}");
-    }
-    for (recorded, comparison) in check_fixture_on_rocm(2, ServeOptions { kv: KvKind::Bf16, ..options(512, 1) }).unwrap() {
-        assert!(comparison.worst < 2e-2, "{comparison:?}");
-        // Storing K and V in BF16 moves logits by 0.01. One recorded choice is closer than that: 0.002 between its best two tokens.
-        if let Some((at, ..)) = comparison.first_difference {
-            let mut logits = recorded.logits[at].clone();
-            logits.sort_by(|a, b| b.total_cmp(a));
-            assert!(logits[0] - logits[1] < 4e-3, "{comparison:?}");
+    for kv in [KvKind::F16, KvKind::Bf16] {
+        let options = ServeOptions { kv, ..options(512, 4) };
+        let on_cpu = check_fixture(options.clone());
+        for (i, (gpu, cpu)) in check_fixture_on_rocm(3, options).unwrap().iter().zip(&on_cpu).enumerate() {
+            println!("{kv:?}: {gpu:?}, on the CPU {cpu:?}");
+            // What storing K and V in 16 bits does to logits, it does on both; once it turns the third prompt's closest choice.
+            assert!(gpu.worst < 5e-2 && (gpu.worst - cpu.worst).abs() < 1e-3, "{kv:?}: {gpu:?}, on the CPU {cpu:?}");
+            assert_eq!(gpu.first_difference, cpu.first_difference, "{kv:?}: {gpu:?}");
+            assert!(gpu.first_difference.is_none() || kv == KvKind::Bf16 && i == 2, "{kv:?}: {gpu:?}");
         }
     }
 }

@@ -34,7 +34,11 @@ fn variants(base: &Problem) -> Vec<(&'static str, Problem)> {
     }
     if base.query_len == 4 {
         variants.push(("direct, page 16", Problem { max_partitions: Some(1), page_size: 16, ..base.clone() }));
-        variants.push(("f32 query, other layout", Problem { query_dtype: DType::F32, layout: other, ..all }));
+        variants.push(("f32 query, other layout", Problem { query_dtype: DType::F32, layout: other, ..all.clone() }));
+        // Lanes of a 16 have different pages; an FP8 page has 16 tokens at least.
+        if base.kv_dtype != KvDtype::Fp8 {
+            variants.push(("all options, page 8", Problem { page_size: 8, ..all }));
+        }
     }
     variants
 }
@@ -46,7 +50,13 @@ fn classes(arch: &Arch) -> Vec<(&'static str, Selection)> {
         let layout = if kv_dtype == KvDtype::Mxfp4 { CacheLayout::Hnd } else { CacheLayout::Shuffled };
         for (head_dim, query_len) in HEAD_DIMS.into_iter().flat_map(|d| [1, 2, 3, 4].map(|q| (d, q))) {
             let base = Problem { batch: 16, head_dim, query_len, kv_dtype, scales, layout, ..Problem::default() };
-            classes.extend(variants(&base).into_iter().map(|(name, problem)| (name, specialize::select(&problem, arch).unwrap())));
+            for (name, problem) in variants(&base) {
+                let selection = specialize::select(&problem, arch).unwrap();
+                // Rows that are split over workgroups are a smaller class again.
+                if !classes.contains(&(name, selection.clone())) {
+                    classes.push((name, selection));
+                }
+            }
         }
     }
     classes

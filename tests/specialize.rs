@@ -76,7 +76,7 @@ fn every_macro_of_the_tile_follows_the_problem() {
     }
     assert_eq!(
         (default.kernel.as_str(), other.kernel.as_str()),
-        ("pa_bf16_d128_p128_m1", "pa_fp8_d192_p32_m2_token_vllm_window_softcap_direct")
+        ("pa_bf16_d128_p128_m1_nt", "pa_fp8_d192_p32_m2_token_vllm_window_softcap_direct")
     );
 }
 
@@ -93,16 +93,19 @@ fn every_flag_of_the_registry_is_a_macro() {
 fn what_is_not_written_is_neither_switched_on_nor_named() {
     let verify = Problem { query_len: 4, batch: 8, ..Problem::default() };
     let arch = Arch::gfx950();
+    let fused = specialize::select(&verify, &arch).unwrap();
+    assert_eq!((fused.kernel.as_str(), fused.waves_per_eu), ("pa_bf16_d128_p128_m4_mtp_fused", 2));
+    let verify = Problem { kv_dtype: KvDtype::Fp8, scales: ScaleMode::PerToken, ..verify };
     let (wanted, built) = (select(&verify, &arch).unwrap(), specialize::select(&verify, &arch).unwrap());
-    assert_eq!((wanted.kernel.as_str(), wanted.waves_per_eu), ("pa_bf16_d128_p128_m4_mtp_fused", 2));
-    assert_eq!((built.kernel.as_str(), built.waves_per_eu), ("pa_bf16_d128_p128_m4", 0));
-    assert_eq!(built.reason, "generic tile: the fused BF16 tile needs to be written");
-    assert!(built.lds_bytes < wanted.lds_bytes);
+    assert!(wanted.kernel.contains("_lean") && !built.kernel.contains("_lean"), "{wanted:?} {built:?}");
+    assert_eq!((wanted.waves_per_eu, built.waves_per_eu), (2, 0));
+    assert_eq!(built.reason, "generic tile: the lean FP8 MTP4 tile needs to be written");
     // Two groups are eight waves and two copies of LDS; the generic tile is four and one.
     let alone = Problem { max_partitions: Some(1), ..Problem::default() };
     let (wanted, built) = (select(&alone, &arch).unwrap(), specialize::select(&alone, &arch).unwrap());
     assert_eq!((wanted.threads, built.threads), (512, 256));
-    assert_eq!((wanted.lds_bytes, built.flags().names()), (2 * built.lds_bytes, vec!["DIRECT_OUTPUT"]));
+    assert_eq!(wanted.lds_bytes, 2 * built.lds_bytes);
+    assert!(wanted.flags().dual_group && !built.flags().dual_group);
     assert!(built.kernel.ends_with("_direct") && !built.needs_reducer());
     // Over many problems: names and reasons promise nothing that flags do not hold.
     for (kv_dtype, scales) in [(KvDtype::Bf16, ScaleMode::None), (KvDtype::Fp8, ScaleMode::PerToken), (KvDtype::Mxfp4, ScaleMode::Block)] {
@@ -111,14 +114,12 @@ fn what_is_not_written_is_neither_switched_on_nor_named() {
                 let layout = if kv_dtype == KvDtype::Mxfp4 { CacheLayout::Hnd } else { CacheLayout::Shuffled };
                 let problem = Problem { kv_dtype, scales, head_dim, page_size, query_len, plan_free, layout, ..Problem::default() };
                 let built = specialize::select(&problem, &arch).unwrap();
-                let written = |name: &&str| matches!(*name, "DIRECT_OUTPUT" | "MXFP4_TILE");
-                assert!(built.flags().names().iter().all(written), "{built:?}");
-                assert!(
-                    ["_fused", "_lean", "_vpipe", "_pipe", "_nt", "_dual"].iter().all(|mark| !built.kernel.contains(mark)),
-                    "{built:?}"
-                );
-                assert!(built.reason.starts_with("generic tile") || built.reason.starts_with("MXFP4 tile"), "{built:?}");
-                assert_eq!((built.threads, built.row_groups), (256, 1));
+                let flags = built.flags();
+                let marks = [("_fused", flags.bf16_mtp_fused), ("_lean", false), ("_vpipe", false), ("_pipe", false), ("_dual", false)];
+                assert!(marks.iter().all(|&(mark, written)| built.kernel.contains(mark) == written), "{built:?}");
+                assert!(["lean FP8 MTP4 tile: ", "page-16", "head-256"].iter().all(|other| !built.reason.starts_with(other)), "{built:?}");
+                assert!([flags.fp8_mtp4_lean, flags.page16_vpipe, flags.head256_pipe, flags.dual_group].iter().all(|set| !set));
+                assert_eq!(built.threads, 256);
             }
         }
     }

@@ -28,7 +28,7 @@ pub struct Args {
     pub model: Option<PathBuf>,
 
     /// Compares with recorded logits and greedy tokens (prompt.i, prefill_logits.i, decode_logits.i, greedy.i) and exits with 1 where
-    /// they differ
+    /// they differ: for K and V in F32, which --backend rocm does not have; a narrower cache differs by its rounding
     #[arg(long, value_name = "FILE", requires = "model", conflicts_with_all = ["batch", "requests", "context", "steps", "seed", "temperature", "top_p", "top_k"])]
     pub check: Option<PathBuf>,
 
@@ -54,7 +54,7 @@ pub struct Args {
     pub rope: Option<ComputeType>,
 
     /// What attends: cpu; cuda, on which the whole model runs; rocm, an AMD GPU that holds the KV cache while the model runs on the CPU. The
-    /// last two take a build with that backend
+    /// last two take a build with that backend. The time that rocm takes to compile kernels at their first use counts in the speeds
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     pub backend: Backend,
 

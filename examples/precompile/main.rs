@@ -5,7 +5,7 @@
 //!     --q-heads 64 --kv-heads 4 --head-dim 128 --page-size 64 --kv bf16,fp8 --query-lens 1,4
 //! ```
 //!
-//! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine.
+//! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine. `--help` has more.
 
 mod build;
 mod shape;
@@ -29,11 +29,20 @@ use crate::shape::{Kernels, Shape};
 ///
 /// Shapes come from options, from a JSON file (a list of objects whose fields are those options with underscores:
 /// [{"q_heads": 64, "kv_heads": 4, "kv": ["fp8"], "scales": "per-token", "query_lens": [1, 4]}, ...]; what is left out has the option's
-/// default), or from benches/workloads.json by name. The clang is that of CANDLE_PAGED_ATTN_CLANG, ROCM_PATH or PATH.
+/// default), or from benches/workloads.json by name. Options that take several values take them with commas:
+///
+///   precompile --cache image/cache --arch gfx942,gfx950 --q-heads 64 --kv-heads 4 --page-size 64 --kv bf16,fp8 --query-lens 1,4
+///
+/// Where layers differ (some with a window, some without), run it for each kind: the folder takes them all.
+///
+/// In the container, CANDLE_PAGED_ATTN_CACHE names the copy of the folder, which may be read-only. There need be no clang; one that is there
+/// and is not this one compiles anew. A new version of the crate may want new kernels: fill the cache again with it.
+///
+/// The clang (20 or newer) is that of CANDLE_PAGED_ATTN_CLANG, ROCM_PATH, /opt/rocm or PATH. Neither a GPU nor ROCm is needed to run this.
 #[derive(Parser)]
 #[command(name = "precompile", verbatim_doc_comment)]
 struct Args {
-    /// GPUs to compile for
+    /// GPUs to compile for, with commas: gfx942 is the MI300 series, gfx950 the MI350 series
     #[arg(long, value_delimiter = ',', default_values = ["gfx942", "gfx950"])]
     arch: Vec<String>,
     /// The cache's folder [default: CANDLE_PAGED_ATTN_CACHE, or the user's cache folder]

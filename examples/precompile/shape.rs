@@ -55,7 +55,7 @@ pub enum QueryArg {
 #[group(multiple = true)]
 #[serde(deny_unknown_fields, default)]
 pub struct Shape {
-    /// Query heads (of this GPU's share)
+    /// Query heads (of this GPU's share). Only their number a KV head counts
     #[arg(long, default_value_t = 16)]
     q_heads: usize,
     /// KV heads
@@ -67,7 +67,7 @@ pub struct Shape {
     /// Tokens of a page
     #[arg(long, default_value_t = 128)]
     page_size: usize,
-    /// Dtypes of the cache
+    /// Dtypes of the cache, with commas
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["bf16"])]
     kv: Vec<KvArg>,
     /// Scales of FP8 caches
@@ -79,7 +79,7 @@ pub struct Shape {
     /// Dtype of q, k, v and the output
     #[arg(long, value_enum, default_value = "bf16")]
     dtype: QueryArg,
-    /// New tokens a sequence: 1 decodes, 4 verifies three drafted tokens, 512 is a chunk of a prompt
+    /// New tokens a sequence: 1 decodes, 4 verifies three drafted tokens, 512 is a chunk of a prompt. With commas
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
     query_lens: Vec<usize>,
     /// Most sequences of a call: planners come in powers of two up to it

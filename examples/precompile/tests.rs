@@ -150,7 +150,7 @@ fn append_on(device: &RocmDevice) {
     let [q, k, v] = [8, 2, 2].map(|heads| candle::Tensor::ones((3, heads, 64), DType::BF16, cpu).unwrap());
     AppendAndAttend {
         options: DecodeOptions { layout: CacheLayout::Shuffled, ..DecodeOptions::default() },
-        ..AppendAndAttend::new(&cache, 0, &batch)
+        ..AppendAndAttend::new(&cache, 0, &batch).unwrap()
     }
     .apply(&q, &k, &v)
     .unwrap();

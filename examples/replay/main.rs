@@ -25,12 +25,15 @@ use serde_json::{Map, Value, json};
 /// where each sequence has its own), q_heads, kv_heads, head_dim, page_size, layout, q_dtype, kv_dtype, context (the shortest and the
 /// longest, tokens; null without sequences)), max_error (against the file's expected tensor, where it has one), expect_error (against
 /// --expect, where given). Errors are the largest absolute difference; null is NaN or infinity against something else.
+///
+/// The caches go to the backend as they were recorded. AMD's kernels take F16, BF16 and FP8 in layout shuffled or vllm (MXFP4 on gfx950:
+/// hnd or nhd): what a cache on such a GPU records, or one on the CPU whose CacheConfig names that layout; by itself the CPU takes nhd.
 #[derive(Parser)]
 #[command(name = "replay", verbatim_doc_comment)]
 struct Args {
     /// The recorded call
     case: PathBuf,
-    /// Where it runs
+    /// Where it runs: rocm takes a build with --features rocm
     #[arg(long, value_enum, default_value = "cpu")]
     backend: Backend,
     /// Where the output and the LSE are written: out and lse, F32 safetensors

@@ -19,12 +19,15 @@ PA_DEVICE void store_output(void *row, long element, f32x4 x) {
 // Sums over all tokens of each row, of this lane's row of every M-tile.
 template <class T>
 PA_DEVICE void total_sums(RowStates<T> &rows, const Lds<T> &lds) {
-    PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-        const float x = sum_of_row(rows.sum[m]);
-        if (m > 0) barrier();
-        if (lane() < 16) lds.sum(lane(), lds.wave) = x;
+    PA_UNROLL for (int first = 0; first < T::M_TILES; first += T::P_SLOTS) {
+        const int end = first + T::P_SLOTS;
+        if (first > 0) barrier();
+        PA_UNROLL for (int m = first; m < end; m++) {
+            const float x = sum_of_row(rows.sum[m]);
+            if (lane() < 16) lds.sum(m, lane(), lds.wave) = x;
+        }
         barrier();
-        rows.sum[m] = sum(lds.sums(lane() % 16)) * (1.f / (1 << T::P_EXPONENT));
+        PA_UNROLL for (int m = first; m < end; m++) rows.sum[m] = sum(lds.sums(m, lane() % 16)) * (1.f / (1 << T::P_EXPONENT));
     }
 }
 

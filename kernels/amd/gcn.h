@@ -14,6 +14,7 @@ typedef u32 u32x2 __attribute__((ext_vector_type(2)));
 typedef u32 u32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef u16 u16x2 __attribute__((ext_vector_type(2)));
 typedef short i16x4 __attribute__((ext_vector_type(4)));
 typedef _Float16 f16x2 __attribute__((ext_vector_type(2)));
 typedef _Float16 f16x4 __attribute__((ext_vector_type(4)));
@@ -48,10 +49,13 @@ PA_DEVICE void pin() { __builtin_amdgcn_sched_barrier(0); }
 
 #define PA_GLOBAL __attribute__((address_space(1)))
 
-// A global load from a base (scalar registers where the base is the same in all lanes) and the lane's byte offset.
-template <class V>
+// A global load from a base (scalar registers where the base is the same in all lanes) and the lane's byte offset. What is streamed
+// passes the caches by, for it is read once.
+template <class V, bool STREAMED = false>
 PA_DEVICE V load(const void *base, u32 offset) {
-    return *(const PA_GLOBAL V *)((const PA_GLOBAL u8 *)base + offset);
+    const auto *from = (const PA_GLOBAL V *)((const PA_GLOBAL u8 *)base + offset);
+    if constexpr (STREAMED) return __builtin_nontemporal_load(from);
+    return *from;
 }
 
 template <class V>
@@ -82,6 +86,12 @@ PA_DEVICE u32 opaque_lane(u32 x) {
 // An address of this lane, likewise.
 PA_DEVICE const u8 *opaque_lane(const u8 *x) {
     asm("" : "+v"(x));
+    return x;
+}
+
+// A value that lies in an accumulation register until its next use.
+PA_DEVICE float parked(float x) {
+    asm("" : "+a"(x));
     return x;
 }
 
@@ -140,6 +150,11 @@ PA_DEVICE u32 dpp(u32 x) {
     return __builtin_amdgcn_update_dpp(0, x, CONTROL, 0xf, 0xf, true);
 }
 
+// The larger of each half's 16-bit integers.
+PA_DEVICE u32 larger_halves(u32 a, u32 b) {
+    return __builtin_bit_cast(u32, __builtin_elementwise_max(__builtin_bit_cast(u16x2, a), __builtin_bit_cast(u16x2, b)));
+}
+
 // The largest of 16 consecutive lanes. Not negative, so that the order of the bits is the order of the values.
 PA_DEVICE float largest_of_16(float magnitude) {
     u32 x = bits(magnitude);
@@ -160,6 +175,11 @@ PA_DEVICE float widen(u16 x) {
     return float(__builtin_bit_cast(_Float16, x));
 }
 
+template <Element E>
+PA_DEVICE f32x4 widen(u32x2 x) {
+    return {widen<E>(u16(x.x)), widen<E>(u16(x.x >> 16)), widen<E>(u16(x.y)), widen<E>(u16(x.y >> 16))};
+}
+
 // Two F32 to two 16-bit elements, to nearest even.
 template <Element E>
 PA_DEVICE u32 narrow(float low, float high) {
@@ -176,8 +196,15 @@ PA_DEVICE u32 narrow(float low, float high) {
 }
 
 // Four F32 to FP8 (FNUZ on gfx942), to nearest even. Magnitudes must not round past the largest value: whether that saturates is a mode.
+// The first conversion keeps half a word that the second fills: `NO_OLD` leaves it undefined, which takes no instruction that zeroes it.
+// (A frozen undefined value would be zero to the compiler.)
+template <bool NO_OLD>
 PA_DEVICE u32 narrow_fp8(f32x4 x) {
-    int word = __builtin_amdgcn_cvt_pk_fp8_f32(x.x, x.y, 0, false);
+    _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wuninitialized\"")
+    int word;
+    if constexpr (!NO_OLD) word = 0;
+    word = __builtin_amdgcn_cvt_pk_fp8_f32(x.x, x.y, word, false);
+    _Pragma("clang diagnostic pop")
     return __builtin_amdgcn_cvt_pk_fp8_f32(x.z, x.w, word, true);
 }
 

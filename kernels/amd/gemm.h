@@ -30,7 +30,7 @@ struct Keys {
             const u8 *page = part.base + pages.template page<16>(pages.key, tile, token, own);
             page += pages.template shared_place<16>(tile, token) * 16;
             PA_UNROLL for (int step = 0; step < T::KEY_CHUNK; step++) {
-                unit[sub][step] = load<u32x4>(page + (chunk * T::KEY_CHUNK + step) * 4 * T::PAGE * 16, part.offset);
+                unit[sub][step] = load<u32x4, T::STREAMS_KEYS>(page + (chunk * T::KEY_CHUNK + step) * 4 * T::PAGE * 16, part.offset);
             }
         }
     }
@@ -41,20 +41,22 @@ template <class T>
 struct Values {
     u32x4 unit[T::VALUE_CHUNK][T::DIM_TILES];
 
-    PA_DEVICE void load_chunk(const Pages<T> &pages, int tile, int chunk) {
+    PA_DEVICE void load_chunk(const Pages<T> &pages, int tile, int chunk) { load_steps(pages, tile, chunk, 0, T::VALUE_CHUNK); }
+
+    PA_DEVICE void load_steps(const Pages<T> &pages, int tile, int chunk, int first, int end) {
         const bool shuffled = T::LAYOUT == Layout::SHUFFLED;
         const u32 own = lane() / 16 * T::UNIT;
         const u32 place = pages.template own_place<T::STEP>(own);
         const u8 *base = pages.value.base + pages.lds.wave * T::WAVE_DIMS * (shuffled ? 16 : T::PAGE * T::BYTES);
         const u32 offset = shuffled ? (place / T::UNIT * T::HEAD_DIM + lane() % 16) * 16 : (lane() % 16 * T::PAGE + place) * T::BYTES;
         const LanePart part(base, offset, T::PAGE >= T::STEP);
-        PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
+        PA_UNROLL for (int step = first; step < end; step++) {
             const u32 token = (chunk * T::VALUE_CHUNK + step) * T::STEP;
             const u32 shared = pages.template shared_place<T::STEP>(tile, token);
             const u8 *page = part.base + pages.template page<T::STEP>(pages.value, tile, token, own);
             page += shared * (shuffled ? T::HEAD_DIM * T::BYTES : T::BYTES);
             PA_UNROLL for (int tile16 = 0; tile16 < T::DIM_TILES; tile16++) {
-                unit[step][tile16] = load<u32x4>(page + tile16 * 16 * (shuffled ? 16 : T::PAGE * T::BYTES), part.offset);
+                unit[step][tile16] = load<u32x4, T::STREAMS_VALUES>(page + tile16 * 16 * (shuffled ? 16 : T::PAGE * T::BYTES), part.offset);
             }
         }
     }
@@ -132,14 +134,16 @@ struct Output {
     PA_DEVICE void scale(float factor) {
         PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] *= factor;
     }
-    PA_DEVICE void add_chunk(const Values<T> &values, const Lds<T> &lds, int chunk) {
-        u32x4 p[T::VALUE_CHUNK];
-        PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
-            p[step] = lds.template p<u32x4>(lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
+    PA_DEVICE void add_chunk(const Values<T> &values, const Lds<T> &lds, int m, int chunk) {
+        PA_UNROLL for (int part = 0; part < T::P_PARTS; part++) {
+            u32x4 p[T::VALUE_CHUNK];
+            PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
+                p[step] = lds.template p<u32x4>(part, m, lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
+            }
+            pin();
+            PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++)
+                PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p[step], of[i]);
         }
-        pin();
-        PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++)
-            PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p[step], of[i]);
     }
 };
 

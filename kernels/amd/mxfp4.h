@@ -53,7 +53,8 @@ PA_DEVICE void wave_fence() {
 }
 
 // Hides from the compiler what a value is. Lanes' offsets are hidden where they are added to an address, and the address where it is the same
-// in all lanes: sums that are moved out of the loop take two vector registers and two instructions for each load.
+// in all lanes: sums that are moved out of the loop take two vector registers and two instructions for each load. Addresses of one page follow
+// one from the other, and lanes find their pages anew: multiples of strides and masks of lanes would keep scalar registers for the whole loop.
 PA_DEVICE u32 opaque(u32 offset) {
     __asm__ volatile("" : "+v"(offset));
     return offset;
@@ -115,12 +116,20 @@ struct PackedKeys {
 
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
         const TileArgs &args = call.args;
-        const int quarter = lane() / 16, own = lane() % 16;
         constexpr bool UNIFORM = T::PAGE >= 16;
+        const int quarter = lane() / 16, own = UNIFORM ? lane() % 16 : opaque(lane() % 16);
         const u32 at_codes = pages.template offset<16>(args.key_stride, own), at_scales = pages.template offset<16>(args.k_scale_stride, own);
+        const u8 *codes = nullptr, *scales = nullptr;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-            const u8 *codes = opaque<UNIFORM>(pages.template base<16>(args, call.key, args.key_stride, head, sub * 16, own));
-            const u8 *scales = opaque<UNIFORM>(pages.template base<16>(args, args.k_scale, args.k_scale_stride, head, sub * 16, own));
+            if (UNIFORM && sub * 16 % T::PAGE != 0) {
+                codes += 16 * args.key_stride.token;
+                scales += 16 * args.k_scale_stride.token;
+            } else {
+                codes = pages.template base<16>(args, call.key, args.key_stride, head, sub * 16, own);
+                scales = pages.template base<16>(args, args.k_scale, args.k_scale_stride, head, sub * 16, own);
+            }
+            codes = opaque<UNIFORM>(codes);
+            scales = opaque<UNIFORM>(scales);
             PA_UNROLL for (int i = 0; i < M::HELD; i++) {
                 const int dim = M::dim(part * M::HELD + i, quarter);
                 unit[sub][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);
@@ -141,13 +150,13 @@ struct PackedValues {
         const TileArgs &args = call.args;
         constexpr int SPAN = T::WAVE_TOKENS;
         constexpr bool UNIFORM = T::PAGE >= SPAN;
-        const int quarter = lane() % 4, own = lane() / 4 * 4;
+        const int quarter = lane() % 4, own = UNIFORM ? lane() / 4 * 4 : opaque(lane() / 4 * 4);
         const u32 at_codes = pages.template offset<SPAN>(args.value_stride, own), at_scales = pages.template offset<SPAN>(args.v_scale_stride, own);
-        const u8 *first_codes = pages.template base<SPAN>(args, args.value, args.value_stride, head, 0, own);
-        const u8 *first_scales = pages.template base<SPAN>(args, args.v_scale, args.v_scale_stride, head, 0, own);
+        const u8 *codes = pages.template base<SPAN>(args, args.value, args.value_stride, head, 0, own);
+        const u8 *scales = pages.template base<SPAN>(args, args.v_scale, args.v_scale_stride, head, 0, own);
         PA_UNROLL for (int token = 0; token < 4; token++) {
-            const u8 *codes = opaque<UNIFORM>(first_codes + token * args.value_stride.token);
-            const u8 *scales = opaque<UNIFORM>(first_scales + token * args.v_scale_stride.token);
+            codes = opaque<UNIFORM>(codes + (token > 0 ? args.value_stride.token : 0));
+            scales = opaque<UNIFORM>(scales + (token > 0 ? args.v_scale_stride.token : 0));
             PA_UNROLL for (int i = 0; i < M::HELD; i++) {
                 const int dim = M::dim(part * M::HELD + i, quarter);
                 unit[token][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);

@@ -50,7 +50,7 @@ struct Mxfp4Pipeline {
     f32x4 output[T::M_TILES][M::UNITS][M::WORDS][2] = {};
 
     PA_DEVICE Mxfp4Pipeline(const Call &call, const Task<T> &task, Mxfp4Lds<T> lds)
-        : call(call), task(task), lds(lds), rows(call, task, lds.query) {
+        : call(call), task(task), lds(lds), rows(call, lds.query) {
         if constexpr (QUERY_HELD) {
             PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++)
                 PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
@@ -109,7 +109,7 @@ struct Mxfp4Pipeline {
         }
         pin();
         scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
-        if (masks_scores && task.masks_scores(tile)) mask_scores(scores, rows, lds.query, tile);
+        if (masks_scores && task.masks_scores(tile)) mask_scores(scores, task, lds.query, tile);
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
         PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
 #if defined(PA_TEST_NO_V_MASK)

@@ -3,7 +3,8 @@
 // Loads in flight, oldest first, and what waits for them (vector memory returns in order, so a wait for one waits for all before it):
 //   K of the tile (issued a tile ago), ids of the tile after the next, per-token scales, V of the tile | S = Q K^T waits for K
 //   K of the next tile, into the registers just read                                                  | P V waits for V
-// A tile has two barriers an M-tile: maxima published, P published. Each also separates the reads of one buffer from the next writes.
+// A tile has two barriers for each M-tile, or for all where they have slots of their own: maxima published, P published. Each also
+// separates the reads of one buffer from the next writes.
 #pragma once
 
 #include "epilogue.h"
@@ -23,15 +24,14 @@ struct Pipeline {
     Values<T> values;
     Output<T> output[T::M_TILES] = {};
 
-    // Q and the page ids of the first two tiles are staged.
-    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds)
-        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, task, lds) {
+    // Q and the page ids of the first two tiles are staged, and K of the first is on its way.
+    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds, const Keys<T> &keys)
+        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, lds), keys(keys) {
         query.hold(lds);
     }
 
     PA_DEVICE void run() {
         if (task.first_tile >= task.end_tile) return;
-        keys.load_chunk(pages, task.first_tile, 0);
         int tile = task.first_tile;
         for (; tile < task.end_tile - 1; tile++) step<false>(tile);
         step<true>(tile);
@@ -39,34 +39,49 @@ struct Pipeline {
 
     template <bool LAST>
     PA_DEVICE void step(int tile) {
-        const u32 id = LAST ? 0 : pages.load_id(tile + 2);
+        u32 id = LAST || T::LATE_IDS ? 0 : pages.load_id(tile + 2);
         TokenScales<T> scales;
         if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
-        values.load_chunk(pages, tile, 0);
+        values.load_steps(pages, tile, 0, 0, T::VALUE_STEPS_EARLY);
         pin();
+        if (T::LATE_IDS && !LAST) id = pages.load_id(tile + 2);
+        if (T::LATE_IDS) pin();
         Scores<T> scores = dot_products<LAST>(tile);
+        if constexpr (T::TIGHT) {
+            values.load_steps(pages, tile, 0, T::VALUE_STEPS_EARLY, T::VALUE_CHUNK);
+            pin();
+        }
         const bool values_masked = (LAST || T::WINDOW) && task.masks_values(tile);
         scale_scores(scores, rows, scales, call.args.softcap);
-        if ((LAST || T::WINDOW || !T::SINGLE_QUERY) && task.masks_scores(tile)) mask_scores(scores, rows, lds, tile);
+        if ((LAST || T::MASKS_INTERIOR) && task.masks_scores(tile)) mask_scores(scores, task, lds, tile);
         if constexpr (T::PER_TOKEN) {
             if (values_masked) scales.mask(task, lds, tile);
             const float largest = scales.largest_value();
             if (lane() == 0) lds.value_scale(lds.wave) = largest;
         }
         float value_scale = 1, value_factor = 1;
-        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-            publish_maximum(scores, lds, m);
+        PA_UNROLL for (int first = 0; first < T::M_TILES; first += T::P_SLOTS) {
+            const int end = first + T::P_SLOTS;
+            float decay[T::M_TILES];
+            PA_UNROLL for (int m = first; m < end; m++) publish_maximum(scores, rows, lds, m);
             barrier();
-            if (m == 0) {
+            if (first == 0) {
                 if (!LAST) pages.stage_id(tile + 2, id);
                 if constexpr (T::PER_TOKEN) {
                     value_scale = max(largest(lds.value_scales()), 0x1p-126f);
                     value_factor = reciprocal(value_scale);
                 }
             }
-            const float decay = publish_p(scores, rows, scales, value_factor, lds, m);
+            PA_UNROLL for (int m = first; m < end; m++) decay[m] = publish_p(scores, rows, scales, value_factor, lds, m);
+            if (!LAST && T::TIGHT) {
+                pin();
+                keys.load_chunk(pages, tile + 1, 0);
+                pin();
+            }
             barrier();
-            add_values(tile, m, decay, value_scale, values_masked);
+            if (T::LATE_KEYS && !LAST && end == T::M_TILES) keys.load_chunk(pages, tile + 1, 0);
+            if (T::LATE_KEYS) pin();
+            PA_UNROLL for (int m = first; m < end; m++) add_values(tile, m, decay[m], value_scale, values_masked);
         }
     }
 
@@ -83,7 +98,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST) keys.load_chunk(pages, tile + 1, 0);
+        if (!LAST && !T::LATE_KEYS && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0);
         pin();
         return scores;
     }
@@ -98,7 +113,7 @@ struct Pipeline {
             const bool more = chunk + 1 < T::VALUE_CHUNKS, again = T::VALUE_CHUNKS > 1 && m + 1 < T::M_TILES;
             if (more || again) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
             if (T::MASKS_VALUES && masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
-            sum.add_chunk(values, lds, chunk);
+            sum.add_chunk(values, lds, m, chunk);
             if (more || again) values = next;
         }
         if constexpr (T::PER_TOKEN) {
@@ -126,12 +141,22 @@ template <class T>
 PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T> lds) {
     const Task<T> task(call, slot, work);
     const Pages<T> pages(call, task, lds);
+    // Q that comes first has arrived with the page ids, and is staged while K is on its way.
+    QueryRow<T> early(task.rows, thread() / 16);
+    if constexpr (T::QUERY_EARLY) early.load(call);
     const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
-    stage_queries(call, task.rows, lds);
+    if constexpr (!T::QUERY_EARLY) stage_queries(call, task.rows, lds);
     pages.stage_id(task.first_tile, ids[0]);
     pages.stage_id(task.first_tile + 1, ids[1]);
     barrier();
-    Pipeline<T> pipeline(call, task, lds);
+    Keys<T> keys;
+    if (task.first_tile < task.end_tile) keys.load_chunk(pages, task.first_tile, 0);
+    if constexpr (T::QUERY_EARLY) {
+        pin();
+        if (early.exists()) early.stage(lds);
+        barrier();
+    }
+    Pipeline<T> pipeline(call, task, lds, keys);
     pipeline.run();
     pipeline.finish();
 }

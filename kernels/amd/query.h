@@ -6,18 +6,6 @@
 
 namespace pa {
 
-// Four elements of q as F32.
-template <class T>
-PA_DEVICE f32x4 load_query(const void *row, int dim) {
-    if constexpr (T::QUERY == Query::F32) {
-        return load<f32x4>(row, dim * 4);
-    } else {
-        constexpr Element E = T::QUERY == Query::BF16 ? Element::BF16 : Element::F16;
-        const u32x2 x = load<u32x2>(row, dim * 2);
-        return {widen<E>(x.x), widen<E>(x.x >> 16), widen<E>(x.y), widen<E>(x.y >> 16)};
-    }
-}
-
 struct RowScale {
     float factor;   // what q is multiplied by
     float inverse;  // what its products are multiplied by
@@ -39,36 +27,83 @@ PA_DEVICE RowScale row_scale(float largest) {
 template <class T>
 PA_DEVICE void stage_query(const Lds<T> &lds, int row, int dim, f32x4 x) {
     if constexpr (T::FP8) {
-        lds.template query<u32>(0, row, dim) = narrow_fp8(x);
+        lds.template query<u32>(0, row, dim) = narrow_fp8<T::PACK_NO_OLD>(x);
         return;
     }
     PA_UNROLL for (int part = 0; part < T::QUERY_PARTS; part++) {
         const u32x2 packed = {narrow<T::KV>(x.x, x.y), narrow<T::KV>(x.z, x.w)};
         lds.template query<u32x2>(part, row, dim * 2) = packed;
-        x -= f32x4{widen<T::KV>(packed.x), widen<T::KV>(packed.x >> 16), widen<T::KV>(packed.y), widen<T::KV>(packed.y >> 16)};
+        x -= widen<T::KV>(packed);
     }
 }
 
-// Stages all rows of the workgroup, 16 lanes a row; rows that the sequence does not have are zeros.
+// One row of Q, spread over 16 lanes.
+template <class T>
+struct QueryRow {
+    static constexpr int PIECES = T::HEAD_DIM / 64;
+    static constexpr int BYTES = T::QUERY == Query::F32 ? 4 : 2;
+    static constexpr Element ELEMENT = T::QUERY == Query::BF16 ? Element::BF16 : Element::F16;
+    // Four elements as they are stored.
+    typedef u32 Piece __attribute__((ext_vector_type(BYTES)));
+
+    const RowGroup<T> &rows;
+    int row;
+    int dim = thread() % 16 * 4;
+    Piece piece[PIECES] = {};
+
+    PA_DEVICE QueryRow(const RowGroup<T> &rows, int row) : rows(rows), row(row) {}
+
+    PA_DEVICE bool exists() const { return rows.has(row); }
+
+    // Rows past the sequence's load its last: a load by all lanes has no branch.
+    PA_DEVICE void load(const Call &call) {
+        const int last = rows.queries * T::GROUP - 1 - rows.first;
+        if (last < 0) return;
+        const u8 *q = at(call.q, rows.offset(min(row, last), call.q_row, call.q_head) * BYTES);
+        PA_UNROLL for (int i = 0; i < PIECES; i++) piece[i] = pa::load<Piece>(q, (i * 64 + dim) * BYTES);
+    }
+
+    PA_DEVICE f32x4 widened(int i) const {
+        if constexpr (T::QUERY == Query::F32) {
+            return __builtin_bit_cast(f32x4, piece[i]);
+        } else {
+            const u32 low = piece[i].x, high = piece[i].y;
+            return {widen<ELEMENT>(low), widen<ELEMENT>(low >> 16), widen<ELEMENT>(high), widen<ELEMENT>(high >> 16)};
+        }
+    }
+
+    // The largest magnitude of this lane's elements. Without their signs, 16-bit floats have the order of their bits.
+    PA_DEVICE float largest_magnitude() const {
+        if constexpr (T::PACKED_ABSMAX) {
+            u32 x = 0;
+            PA_UNROLL for (int i = 0; i < PIECES; i++)
+                PA_UNROLL for (int word = 0; word < 2; word++) x = larger_halves(x, piece[i][word] & 0x7fff7fff);
+            return widen<ELEMENT>(larger_halves(x, x >> 16));
+        } else {
+            float x = 0;
+            PA_UNROLL for (int i = 0; i < PIECES; i++) x = max(x, largest(__builtin_elementwise_abs(widened(i))));
+            return x;
+        }
+    }
+
+    PA_DEVICE void stage(const Lds<T> &lds) const {
+        float factor = 1;
+        if constexpr (T::ROW_SCALED) {
+            const RowScale scale = row_scale<T>(largest_of_16(largest_magnitude()));
+            factor = scale.factor;
+            if (dim == 0) lds.query_scale(row) = scale.inverse;
+        }
+        PA_UNROLL for (int i = 0; i < PIECES; i++) stage_query<T>(lds, row, i * 64 + dim, T::ROW_SCALED ? widened(i) * factor : widened(i));
+    }
+};
+
+// Stages all rows of the workgroup; rows that the sequence does not have are zeros.
 template <class T>
 PA_DEVICE void stage_queries(const Call &call, const RowGroup<T> &rows, const Lds<T> &lds) {
-    constexpr int PIECES = T::HEAD_DIM / 64;
-    constexpr int BYTES = T::QUERY == Query::F32 ? 4 : 2;
-    const int part = thread() % 16 * 4;
-    for (int row = thread() / 16; row < T::ROWS; row += 16) {
-        f32x4 x[PIECES] = {};
-        if (rows.has(row)) {
-            const u8 *q = at(call.q, rows.offset(row, call.q_row, call.q_head) * BYTES);
-            PA_UNROLL for (int i = 0; i < PIECES; i++) x[i] = load_query<T>(q, i * 64 + part);
-        }
-        if constexpr (T::ROW_SCALED) {
-            float magnitude = 0;
-            PA_UNROLL for (int i = 0; i < PIECES; i++) magnitude = max(magnitude, largest(__builtin_elementwise_abs(x[i])));
-            const RowScale scale = row_scale<T>(largest_of_16(magnitude));
-            PA_UNROLL for (int i = 0; i < PIECES; i++) x[i] *= scale.factor;
-            if (part == 0) lds.query_scale(row) = scale.inverse;
-        }
-        PA_UNROLL for (int i = 0; i < PIECES; i++) stage_query<T>(lds, row, i * 64 + part, x[i]);
+    for (int i = thread() / 16; i < T::ROWS; i += 16) {
+        QueryRow<T> row(rows, i);
+        if (row.exists()) row.load(call);
+        row.stage(lds);
     }
 }
 

@@ -19,19 +19,15 @@ PA_DEVICE float tanh(float x) {
 template <class T>
 struct RowStates {
     float factor[T::M_TILES];   // from a dot product to a score
-    int last[T::M_TILES];       // position: the last token attended
-    int first[T::M_TILES];      // the first, with a window
     float maximum[T::M_TILES];  // of all tiles so far
     float sum[T::M_TILES];      // of P of this lane's tokens, times 2^P_EXPONENT, against `maximum`
 
-    PA_DEVICE RowStates(const Call &call, const Task<T> &task, const Lds<T> &lds) {
+    PA_DEVICE RowStates(const Call &call, const Lds<T> &lds) {
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
             const int row = m * 16 + lane() % 16;
             factor[m] = call.args.scale_log2;
             if constexpr (T::SCALES == Scales::SCALAR) factor[m] *= *(const float *)call.args.k_scale;
             if constexpr (T::ROW_SCALED) factor[m] *= lds.query_scale(row);
-            last[m] = task.position(row);
-            if constexpr (T::WINDOW) first[m] = last[m] >= call.args.window ? last[m] - call.args.window + 1 : 0;
             maximum[m] = -INFINITE;
             sum[m] = 0;
         }
@@ -76,13 +72,13 @@ struct TokenScales {
     }
 };
 
-// Dot products become scores.
+// Dot products become scores. Where the scale is part of exp2, they stay dot products.
 template <class T>
 PA_DEVICE void scale_scores(Scores<T> &scores, const RowStates<T> &rows, const TokenScales<T> &scales, float cap) {
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
             f32x4 &s = scores.of[m][sub];
-            s *= rows.factor[m];
+            if constexpr (!T::SCALE_IN_EXP2) s *= rows.factor[m];
             if constexpr (T::PER_TOKEN) s *= scales.key[sub];
             if constexpr (T::SOFTCAP) {
                 const float log2_e = 1.4426950408889634f;
@@ -92,12 +88,13 @@ PA_DEVICE void scale_scores(Scores<T> &scores, const RowStates<T> &rows, const T
         }
 }
 
-// Scores of tokens that a row does not attend become -inf, whatever they are.
+// Scores of tokens that a row does not attend become -inf, whatever they are. Few tiles need it: what it takes is not kept in registers.
 template <class T>
-PA_DEVICE void mask_scores(Scores<T> &scores, const RowStates<T> &rows, const Lds<T> &lds, int tile) {
+PA_DEVICE void mask_scores(Scores<T> &scores, const Task<T> &task, const Lds<T> &lds, int tile) {
     const int token = tile * T::TOKENS + lds.wave * T::WAVE_TOKENS + lane() / 16 * 4;
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-        const int last = rows.last[m] - token, first = T::WINDOW ? rows.first[m] - token : 0;
+        const int position = task.position(opaque_lane(m * 16 + lane() % 16));
+        const int last = position - token, first = T::WINDOW && position >= task.window ? last - task.window + 1 : -token;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
             PA_UNROLL for (int i = 0; i < 4; i++) {
                 const int element = sub * 16 + i;
@@ -109,11 +106,12 @@ PA_DEVICE void mask_scores(Scores<T> &scores, const RowStates<T> &rows, const Ld
 
 // The largest score of each row over this wave's tokens goes to LDS.
 template <class T>
-PA_DEVICE void publish_maximum(const Scores<T> &scores, const Lds<T> &lds, int m) {
+PA_DEVICE void publish_maximum(const Scores<T> &scores, const RowStates<T> &rows, const Lds<T> &lds, int m) {
     float x = largest(scores.of[m][0]);
     PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) x = max(x, largest(scores.of[m][sub]));
     x = largest_of_row(x);
-    if (lane() < 16) lds.maximum(lane(), lds.wave) = x;
+    if constexpr (T::SCALE_IN_EXP2) x *= rows.factor[m];
+    if (lane() < 16) lds.maximum(m, lane(), lds.wave) = x;
 }
 
 // P of one M-tile goes to LDS, the row's maximum and sum move on; gives what O so far is to be multiplied by.
@@ -121,26 +119,31 @@ PA_DEVICE void publish_maximum(const Scores<T> &scores, const Lds<T> &lds, int m
 template <class T>
 PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, float value_factor, const Lds<T> &lds,
                           int m) {
-    const float maximum = max(rows.maximum[m], largest(lds.maxima(lane() % 16)));
+    const float maximum = max(rows.maximum[m], largest(lds.maxima(m, lane() % 16)));
     // A row that has attended nothing yet has P = exp2(-inf - 0).
     const float reference = maximum == -INFINITE ? 0 : maximum;
     const float decay = exp2(rows.maximum[m] - reference);
     const float shift = T::P_EXPONENT - reference;
     f32x4 total = 0;
     PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-        f32x4 p = scores.of[m][sub] + shift;
+        f32x4 p = T::SCALE_IN_EXP2 ? __builtin_elementwise_fma(scores.of[m][sub], f32x4(rows.factor[m]), f32x4(shift)) : scores.of[m][sub] + shift;
         PA_UNROLL for (int i = 0; i < 4; i++) p[i] = exp2(p[i]);
         total += p;
         const int token = lds.wave * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;
         if constexpr (T::FP8) {
             if constexpr (T::PER_TOKEN) p *= scales.value[sub] * value_factor;
-            lds.template p<u32>(lane() % 16, token) = narrow_fp8(p);
+            lds.template p<u32>(0, m, lane() % 16, token) = narrow_fp8<T::PACK_NO_OLD>(p);
         } else {
-            lds.template p<u32x2>(lane() % 16, token) = u32x2{narrow<T::KV>(p.x, p.y), narrow<T::KV>(p.z, p.w)};
+            PA_UNROLL for (int part = 0; part < T::P_PARTS; part++) {
+                const u32x2 packed = {narrow<T::KV>(p.x, p.y), narrow<T::KV>(p.z, p.w)};
+                lds.template p<u32x2>(part, m, lane() % 16, token) = packed;
+                p -= widen<T::KV>(packed);
+            }
         }
     }
-    rows.sum[m] = rows.sum[m] * decay + sum(total);
-    rows.maximum[m] = maximum;
+    const float sums = rows.sum[m] * decay + sum(total);
+    rows.sum[m] = T::PARKS_STATES ? parked(sums) : sums;
+    rows.maximum[m] = T::PARKS_STATES ? parked(maximum) : maximum;
     return decay;
 }
 

@@ -30,8 +30,9 @@ struct RowGroup {
         const int sequence = T::PER_HEAD ? plan_row / kv_heads : plan_row;
         head = T::PER_HEAD ? plan_row % kv_heads : __builtin_amdgcn_workgroup_id_y();
         if constexpr (T::RAGGED) {
-            first_query = call.args.query_start[sequence];
-            queries = call.args.query_start[sequence + 1] - first_query;
+            const int *start = call.args.query_start + sequence, rows = call.args.q_rows;
+            first_query = min(max(start[0], 0), rows);
+            queries = min(max(start[1], first_query), rows) - first_query;
         } else {
             queries = T::SINGLE_QUERY ? 1 : call.args.query_len;
             first_query = sequence * queries;
@@ -62,7 +63,8 @@ struct Task {
     // `work` is the slot's record, or just a plan row where there is no plan.
     PA_DEVICE Task(const Call &call, int slot, const WorkInfo &work) : slot(slot), rows(call, work.row) {
         const TileArgs &args = call.args;
-        context = args.context_lens[work.row];
+        // A length that the table has no lanes for ends with the table.
+        context = min(args.context_lens[work.row], int(min(long(call.max_pages) * T::PAGE, 0x7fffffffl)));
         table = call.block_tables + work.row * args.table_row;
         first_token = 0;
         window = args.window;

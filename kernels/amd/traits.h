@@ -32,6 +32,19 @@ struct Traits {
     static constexpr bool SOFTCAP = PA_SOFTCAP;
     static constexpr bool DIRECT_OUTPUT = PA_DIRECT_OUTPUT;
 
+    // The schedule's switches (src/registry/flags.rs says where each is on). That V of the last tile comes right after Q K^T
+    // (DECODE_LAST_V_AFTER_QK) switches nothing: V of every tile is on its way before Q K^T.
+    static constexpr bool MTP_FUSED = PA_BF16_MTP_FUSED;
+    static constexpr bool STREAMS_KEYS = PA_BF16_DECODE_NT_KV;
+    static constexpr bool STREAMS_VALUES = PA_BF16_DECODE_NT_KV || PA_FP8_DECODE_NT_V;
+    static constexpr bool QUERY_EARLY = PA_DECODE_Q_EARLY;
+    static constexpr bool PACKED_ABSMAX = PA_PACKED_Q_ABSMAX;
+    static constexpr bool PACK_NO_OLD = PA_FP8_PACK_NO_OLD;
+    static_assert(!QUERY_EARLY || M_TILES == 1, "Q of one M-tile waits in registers");
+    static_assert(!PACKED_ABSMAX || QUERY != Query::F32, "packed magnitudes are of 16 bits");
+    // Whether a tile before the last may have tokens that some row does not attend, or is taken to.
+    static constexpr bool MASKS_INTERIOR = WINDOW || !SINGLE_QUERY || (HEAD_DIM == 256 && !PA_HEAD256_INTERIOR_UNMASKED);
+
     // Tokens of a tile, its waves, and the tokens of one wave's scores in 16s.
     static constexpr int TOKENS = 256;
     static constexpr int WAVES = 4;
@@ -76,11 +89,24 @@ struct Traits {
     // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
     static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
     static constexpr int QUERY_PARTS = SPLIT_QUERY ? 2 : 1;
+    // So is P where the output keeps what one part would lose.
+    static constexpr int P_PARTS = !FP8 && QUERY == Query::F32 ? 2 : 1;
     // Rows of Q are scaled into the range of FP8, or of an F16 cache where Q is not F16.
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
     static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
+
+    // P and statistics of this many M-tiles lie in LDS side by side and share barriers.
+    static constexpr int P_SLOTS = MTP_FUSED ? M_TILES : 1;
+    // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
+    // next K those of scores that have become P.
+    static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
+    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUE_CHUNK;
+    static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
+    // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
+    static constexpr bool SCALE_IN_EXP2 = MTP_FUSED;
+    static_assert(!SCALE_IN_EXP2 || (PA_POSITIVE_SCALE && !SOFTCAP && !PER_TOKEN));
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
 #if defined(__gfx950__)
@@ -96,8 +122,25 @@ struct Traits {
     static constexpr bool MASKS_VALUES = true;
 #endif
 
-    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 100.
-    static constexpr int WAVES_PER_EU = KEYS_HELD && VALUES_HELD && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 152 ? 2 : 1;
+    // On only to predict the times of schedules that are not ours: the next K after P's barrier, page ids behind V.
+#if defined(PA_TEST_LATE_K)
+    static constexpr bool LATE_KEYS = true;
+#else
+    static constexpr bool LATE_KEYS = false;
+#endif
+#if defined(PA_TEST_LATE_IDS)
+    static constexpr bool LATE_IDS = true;
+#else
+    static constexpr bool LATE_IDS = false;
+#endif
+
+    // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 90. A lane also keeps the
+    // last token, maximum and sum of its row of every M-tile, its first token with a window, its factor where rows are scaled apart.
+    static constexpr int STATE_REGISTERS = M_TILES * (3 + WINDOW + ROW_SCALED);
+    // Where O, scores and V take all 256 registers that arithmetic reads, maxima and sums lie in accumulation registers between tiles.
+    static constexpr bool PARKS_STATES = M_TILES * HEAD_DIM >= 1024;
+    static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
+    static constexpr int WAVES_PER_EU = MTP_FUSED || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
 };
 
 }  // namespace pa

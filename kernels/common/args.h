@@ -37,6 +37,7 @@ struct TileArgs {
     int kv_heads;
     int pages;                      // of the cache: ids are clamped to it
     int rows;                       // rows that a (slot, KV head) has room for: grid.z * M_TILES * 16
+    int q_rows;                     // of q and the output: `query_start` is clamped to them
 };
 
 // Merges partial results: one plan row's tasks for each query row and head. Grid: x query rows of a sequence (token) times the chunks of
@@ -52,6 +53,7 @@ struct ReduceArgs {
     long out_row, out_head;
     int query_len, q_heads, kv_heads, rows;
     int per_head;              // plan rows are (sequence, KV head)
+    int q_rows;                // of the output: `query_start` is clamped to them
 };
 
 // Plans on the device: one block of 256 threads, a row or more a thread.

@@ -128,9 +128,9 @@ template <int HEAD_DIM, int NUMBER, bool RAGGED, int THREADS> PA_DEVICE void red
     int token = block_x() / Reducer::CHUNKS, head = block_y(), sequence = block_z();
     long row = (long)sequence * args.query_len + token;
     if (RAGGED) {
-        int start = args.query_start[sequence];
-        if (token >= args.query_start[sequence + 1] - start) return;
-        row = start + token;
+        int start = args.query_start[sequence], end = args.query_start[sequence + 1];
+        row = (start > 0 ? start : 0) + (long)token;
+        if (row >= (end < args.q_rows ? end : args.q_rows)) return;
     }
     int q_group = args.q_heads / args.kv_heads, kv_head = head / q_group;
     int plan_row = args.per_head ? sequence * args.kv_heads + kv_head : sequence;

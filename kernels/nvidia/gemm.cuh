@@ -65,7 +65,7 @@ __device__ __forceinline__ float2 token_scale(u32 scales, int n, int t) {
     return load_shared_float2(scales + 4 * (16 * (n / 2) + score_token<T>(n % 2, t, 0)));
 }
 
-// Turns them into the products' type.
+// Turns the query rows into the products' type.
 template <class T>
 __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p, float k_scale) {
     using Compute = typename T::Compute;

@@ -86,7 +86,8 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
 
 // Leaves a warp's state in shared memory for the merge, the V scale applied.
 template <class T>
-__device__ __forceinline__ void publish_state(const State<T>& state, const Query<T>& q, float* merge, float v_scale, int group, int first_row, int lane) {
+__device__ __forceinline__ void publish_state(const State<T>& state, const Query<T>& q, float* merge, float v_scale, int group,
+                                              int first_row, int lane) {
     const int g = lane / 4, t = lane % 4;
     float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
     float* o = merge + group * T::ROWS * T::MERGE_ROW;

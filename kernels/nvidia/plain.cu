@@ -1,5 +1,6 @@
 // One tile kernel without tensor cores, specialized by macros:
-//   PA_KERNEL, PA_HEAD_DIM (a multiple of 4; of 32 for MXFP4), PA_PAGE, PA_GROUP, PA_TILE, PA_PER_HEAD, PA_RAGGED, PA_WINDOW, PA_SOFTCAP   as in tile.cu
+//   PA_HEAD_DIM      a multiple of 4; of 32 for MXFP4
+//   PA_KERNEL, PA_PAGE, PA_GROUP, PA_TILE, PA_PER_HEAD, PA_RAGGED, PA_WINDOW, PA_SOFTCAP   as in tile.cu
 //   PA_QUERY         0 BF16, 1 F16, 2 F32; PA_KV 0 BF16, 1 F16, 2 FP8 (E4M3), 3 MXFP4, 4 F32
 //   PA_SCALES        0 none, 1 one factor, 2 one a token, 3 blocks of 32 (E8M0)
 //   PA_LAYOUT        0 Shuffled, 1 Vllm, 2 Nhd, 3 Hnd

@@ -165,7 +165,9 @@ __device__ __forceinline__ void load_shared16(u32 (&r)[4], u32 address) {
 // Four 8 x 8 matrices of 16-bit elements; each lane gives the address of a row.
 __device__ __forceinline__ void store_matrices(u32 address, const u32 (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                 "r"(x[3])
+                 : "memory");
 #endif
 }
 
@@ -176,10 +178,6 @@ __device__ __forceinline__ u32 load_shared4(u32 address) {
 }
 
 __device__ __forceinline__ void store_shared4(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
-
-__device__ __forceinline__ void store_shared16(u32 address, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
 
 __device__ __forceinline__ float2 load_shared_float2(u32 address) {
     float2 r;

@@ -29,7 +29,8 @@ __device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 
     }
 }
 
-// WARPS warps of a row take every WARPS-th partial, then meet; a block has ROWS rows, query heads side by side. Rows without a task, and rows that one cluster has finished, are not its business.
+// WARPS warps of a row take every WARPS-th partial, then meet; a block has ROWS rows, query heads side by side. Rows without a task, and rows
+// that one cluster has finished, are not its business.
 template <class Element, int HEAD_DIM, int CLUSTER, bool RAGGED, bool PER_HEAD, int WARPS, int ROWS>
 __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     constexpr int VECTORS = (HEAD_DIM + 127) / 128, AHEAD = VECTORS == 1 ? 8 : 4;
@@ -80,7 +81,8 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
             const int channel = (j * 32 + lane) * 4;
-            if (channel < HEAD_DIM) store_output<Element>(p.out, query * p.out_row + head * p.out_head + channel, lse, p.sinks, head, x[j], channel == 0);
+            const i64 at = query * p.out_row + head * p.out_head + channel;
+            if (channel < HEAD_DIM) store_output<Element>(p.out, at, lse, p.sinks, head, x[j], channel == 0);
         }
     } else {
 #pragma unroll

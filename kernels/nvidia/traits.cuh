@@ -57,11 +57,17 @@ struct E4m3 {
     template <int HALF>
     static __device__ __forceinline__ u32 widen(u32 word) {
         u32 r;
+#if __CUDA_ARCH__ >= 890
         if constexpr (HALF == 0) {
             asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(r) : "r"(word));
         } else {
             asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(r) : "r"(word));
         }
+#else
+        // The bits where F16 has them, 2^8 too low. NaN comes out as 480.
+        const u32 x = __byte_perm(word, 0, HALF == 0 ? 0x1404 : 0x3424);
+        asm("mul.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x80008000u) | (x & 0x7f007f00u) >> 1), "r"(0x5c005c00u));
+#endif
         return r;
     }
 };

@@ -114,7 +114,8 @@ struct TokenFactors {
 
 // Scores that are -inf once multiplied, for tokens that a row does not attend.
 template <class T>
-__device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], float2 factor, const CudaTileArgs& p, const Task& task, int token, int t) {
+__device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], float2 factor, const CudaTileArgs& p, const Task& task,
+                                                int token, int t) {
     const float least[2] = {factor.x < 0.0f ? -neg_inf() : neg_inf(), factor.y < 0.0f ? -neg_inf() : neg_inf()};
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
@@ -158,7 +159,8 @@ __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& st
 
 // Lifts the bases to the maximum of the group's chunk, and the output and the sums with them.
 template <class T>
-__device__ __forceinline__ void lift_bases(TransposedState<T>& state, const float (&s)[T::ROWS / 8][4], float2 factor, u32 scratch, int group, int warp, int lane) {
+__device__ __forceinline__ void lift_bases(TransposedState<T>& state, const float (&s)[T::ROWS / 8][4], float2 factor, u32 scratch, int group,
+                                           int warp, int lane) {
     const int t = lane % 4;
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
@@ -184,7 +186,8 @@ __device__ __forceinline__ void lift_bases(TransposedState<T>& state, const floa
         state.sum[n][0] *= keep.x, state.sum[n][1] *= keep.y;
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            state.o[tile][n][0] *= keep.x, state.o[tile][n][1] *= keep.y, state.o[tile][n][2] *= keep.x, state.o[tile][n][3] *= keep.y;
+            float(&o)[4] = state.o[tile][n];
+            o[0] *= keep.x, o[1] *= keep.y, o[2] *= keep.x, o[3] *= keep.y;
         }
     }
 }
@@ -215,8 +218,8 @@ __device__ __forceinline__ TokenFactors token_factors(TransposedState<T>& state,
 
 // What lies between the scores and the softmax: scales, the cap, the mask. 
 template <class T>
-__device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task, int token,
-                                               u32 scales, int warp, int lane) {
+__device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task,
+                                                     int token, u32 scales, int warp, int lane) {
     TokenFactors factors = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (T::PER_TOKEN) factors = token_factors<T>(state, scales, warp, lane);
     if constexpr (T::Opt::SOFTCAP) {
@@ -237,8 +240,8 @@ __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, 
 
 // Walks the chunks of a group. `base` is the group's shared memory: P^T, the scratch of the bases, the ring.
 template <class T>
-__device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const CudaTileArgs& p, const Task& task, u32 base, u32 query, float k_scale,
-                                                int group, int row, int thread) {
+__device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const CudaTileArgs& p, const Task& task, u32 base, u32 query,
+                                                float k_scale, int group, int row, int thread) {
     constexpr int AHEAD = T::STAGES - 1, N = T::ROWS / 8;
     const int lane = thread & 31, warp = row / 16;
     const u32 scratch = base + T::CHUNK * 128, ring = base + T::TRANSPOSED_BYTES;

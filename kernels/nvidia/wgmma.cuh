@@ -87,7 +87,8 @@ template <class Element, int TRANSPOSED>
 __device__ __forceinline__ void warpgroup_mma(float (*c)[4], const u32 (&a)[4], u64 b, int add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     static_assert(Same<Element, F16>::value, "what FP8 is widened to");
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" PA_C0_31 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" PA_C0_31
+                 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
                  : PA_SIXTEEN(c, 0), PA_SIXTEEN(c, 4)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
 #endif

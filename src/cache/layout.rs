@@ -167,7 +167,11 @@ impl CacheLayout {
             }
             _ => {
                 let fitting: Vec<_> = Self::ALL.into_iter().filter(|l| l.key_rank() == shape.len()).map(Self::name).collect();
-                let hint = if fitting.is_empty() { String::new() } else { format!(" (as {} caches have)", fitting.join(" and ")) };
+                let hint = if fitting.is_empty() {
+                    String::new()
+                } else {
+                    format!(" (as {} caches have: is the layout given the cache's own?)", fitting.join(" and "))
+                };
                 bail!("key_cache: a {} cache has {} dims, got {shape:?}{hint}", self.name(), self.key_rank())
             }
         };

@@ -1,4 +1,4 @@
-//! The KV cache: layouts, pages, writes.
+//! The KV cache: layouts, pages, writes. A [`PagedKvCache`] has the tensors, a [`PagePool`] of the same page size says whose page is whose.
 
 mod batch;
 mod copy;

@@ -91,6 +91,9 @@ struct Sequence {
 
 impl PagePool {
     /// `pages` free pages of `page_size` tokens. Both at least 1; page ids are 31-bit.
+    ///
+    /// Both are to be those of the cache's [`CacheDims`](super::CacheDims). The pool does not see the cache: a pool with smaller pages gives wrong slots
+    /// that no call can tell from right ones.
     pub fn new(pages: usize, page_size: usize) -> Result<Self> {
         if page_size == 0 || pages == 0 {
             bail!("pages, page_size: at least 1, got {pages} pages of {page_size}")

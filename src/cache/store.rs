@@ -233,7 +233,10 @@ impl PagedKvCache {
         match &self.pages {
             Pages::Candle(layers) => layer_of(layers, layer),
             #[cfg(feature = "rocm")]
-            Pages::Rocm(pages) => bail!("layer: this cache is on {}, where candle has no tensors: see rocm_layer", pages.device().name()),
+            Pages::Rocm(pages) => bail!(
+                "layer: this cache is on {}, where candle has no tensors: see rocm_layer and rocm_decode_options",
+                pages.device().name()
+            ),
         }
     }
 

@@ -44,6 +44,7 @@ pub(crate) struct TileArgs {
     pub kv_heads: i32,
     pub pages: i32,
     pub rows: i32,
+    pub q_rows: i32,
 }
 
 /// The arguments of NVIDIA's tiles.
@@ -103,6 +104,7 @@ pub(crate) struct ReduceArgs {
     pub kv_heads: i32,
     pub rows: i32,
     pub per_head: i32,
+    pub q_rows: i32,
 }
 
 #[repr(C)]

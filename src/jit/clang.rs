@@ -31,7 +31,7 @@ impl Clang {
             }
         }
         Err(format!(
-            "jit: no clang of version {OLDEST} or newer to compile kernels with (install ROCm's, or LLVM's with lld; or set \
+            "there is no clang of version {OLDEST} or newer to compile it with (install ROCm 7's, or LLVM's with lld; or set \
             CANDLE_PAGED_ATTN_CLANG; or fill the cache beforehand with examples/precompile). Looked at:{}",
             tried.concat()
         ))

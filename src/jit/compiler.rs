@@ -104,7 +104,7 @@ impl Compiler {
             self.report(|| hit(spec));
             return Ok(code);
         }
-        let compiler = compiler?;
+        let compiler = compiler.map_err(|why| format!("jit: {}, and {why}", self.absent(spec)))?;
         self.report(|| JitEvent::Compiling { kernel: spec.kernel.clone(), arch: spec.arch });
         let start = Instant::now();
         let code = compiler.compile(spec, root)?;
@@ -131,6 +131,16 @@ impl Compiler {
             }
         }
         code
+    }
+
+    /// That there is no entry, and where it would be. Kernels of one name differ in macros: those that are not 0 are told.
+    fn absent(&self, spec: &Specialization) -> String {
+        let macros: Vec<_> = spec.defines.iter().filter(|(_, value)| value != "0").map(|(name, value)| format!("{name}={value}")).collect();
+        let kernel = format!("{} for {} ({})", spec.kernel, spec.arch, macros.join(" "));
+        match self.cache_dir() {
+            Some(folder) => format!("{kernel} is not in the cache {}", folder.display()),
+            None => format!("{kernel} has no cache to be in (CANDLE_PAGED_ATTN_CACHE and HOME are not set)"),
+        }
     }
 
     fn toolchain(&self, arch: ArchName) -> Result<&Toolchain, String> {

@@ -1,7 +1,8 @@
 //! From kernel sources and a specialization to a code object: an on-disk cache, and clang or NVRTC where the cache has no entry.
 //!
-//! The sources are part of this crate. A kernel is compiled on first use: for AMD by a clang of version 20 or newer, LLVM's or ROCm's (ROCm's headers and
-//! device libraries are not needed), for NVIDIA by the NVRTC library of CUDA 12 or newer. What was compiled is kept in a cache folder that processes share, so each kernel costs its seconds
+//! The sources are part of this crate. A kernel is compiled on first use: for AMD by a clang of version 20 or newer, LLVM's (with lld) or ROCm's (from
+//! ROCm 7 on; that of ROCm 6 is older; ROCm's headers and device libraries are not needed), for NVIDIA by the NVRTC library of CUDA 12 or newer.
+//! What was compiled is kept in a cache folder that processes share, so each kernel costs its seconds
 //! once; a cache filled beforehand (`examples/precompile`) makes the compiler unnecessary.
 //!
 //! | environment | what it sets |

@@ -16,7 +16,7 @@ impl HostPlan {
     pub fn check_covers(&self, request: &PlanRequest<'_>) -> Result<()> {
         request.check()?;
         if self.reduce.len() != request.rows() {
-            bail!("the plan has {} rows, the call has {}", self.reduce.len(), request.rows())
+            bail!("plan: has {} rows, the call has {}", self.reduce.len(), request.rows())
         }
         let mut owned = 0;
         for (row, needed) in request.tile_ranges().enumerate() {

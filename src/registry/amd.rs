@@ -52,7 +52,12 @@ fn check(p: &Problem, arch: &Arch) -> Result<()> {
         }
         (KvDtype::Mxfp4, _) | (_, CacheLayout::Vllm | CacheLayout::Shuffled) => {}
         (kv, layout) => {
-            bail!("layout: {name} kernels read {kv:?} caches as shuffled or vllm (V contiguous along tokens), got {}", layout.name())
+            let kv = kv.name().to_uppercase();
+            bail!(
+                "layout: {name} kernels read {kv} caches as shuffled or vllm (V contiguous along tokens), got {}; CacheConfig's layout None is the \
+                 device's own",
+                layout.name()
+            )
         }
     }
     if !HEAD_DIMS.contains(&p.head_dim) {

@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(CudaShape::of(1, 8, 3, 16).shared_bytes(&bf16), 8 * 3 * 2 * 16 * 256);
         assert_eq!(CudaShape::warpgroups(3, 2).shared_bytes(&bf16), 3 * 2 * 2 * 64 * 256 + 64 * 256);
         let token = problem(KvDtype::Fp8, ScaleMode::PerToken);
-        assert_eq!(CudaShape::of(1, 8, 3, 32).shared_bytes(&token), 8 * (3 * (2 * 32 * 128 + 256)).next_multiple_of(1024));
+        assert_eq!(CudaShape::of(1, 8, 3, 32).shared_bytes(&token), 8 * (3 * (2usize * 32 * 128 + 256)).next_multiple_of(1024));
         assert_eq!(plain_shared_bytes(128), 8 * 128 * 4 + 4 * 8 * 130 * 4);
     }
 

@@ -42,6 +42,15 @@ macro_rules! flags {
                 vec![$(($name, self.$field),)*]
             }
 
+            /// Sets a flag by its name; false where there is none of this name.
+            pub fn set(&mut self, flag: &str) -> bool {
+                match flag {
+                    $($name => self.$field = true,)*
+                    _ => return false,
+                }
+                true
+            }
+
             /// Names of the flags that are set, in declaration order (the preload count apart).
             pub fn names(&self) -> Vec<&'static str> {
                 self.all().into_iter().filter_map(|(name, set)| set.then_some(name)).collect()

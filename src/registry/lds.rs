@@ -21,7 +21,7 @@ pub(super) struct Lds {
     /// Q: `m_tiles * 16` rows of `head_dim * element + 16` in the cache's dtype, with a F32 scale a row where Q is quantized (FP8) or brought
     /// into F16's range; twice the rows where Q is split in two parts because the cache's dtype cannot hold it.
     pub query: usize,
-    /// P: `p_slots * 16` rows of `256 * element + 16`. One slot that M-tiles take in turn, or one for each M-tile (fused).
+    /// P: `p_slots * 16` rows of `256 * element + 16`, twice where q is F32 and the cache 16-bit (P in two parts). One slot that M-tiles take in turn, or one for each M-tile (fused).
     pub probabilities: usize,
     /// Row maxima and sums of each wave: `p_slots * 2 * 4 * 16` F32.
     pub statistics: usize,
@@ -49,7 +49,7 @@ impl Lds {
         let rows = m_tiles * M_TILE_ROWS;
         Self {
             query: query_rows(p, m_tiles, element) + if is_row_scaled(p) { rows * 4 } else { 0 },
-            probabilities: p_slots * M_TILE_ROWS * (TILE_TOKENS * element + ROW_PAD),
+            probabilities: p_parts(p) * p_slots * M_TILE_ROWS * (TILE_TOKENS * element + ROW_PAD),
             statistics: p_slots * 2 * WAVES * M_TILE_ROWS * 4,
             page_ids: if p.head_dim > 256 { 4 } else { 2 } * TILE_TOKENS.div_ceil(p.page_size) * 4,
             scales: if p.scales == ScaleMode::PerToken { 2 * TILE_TOKENS * 4 + WAVES * 4 } else { 0 },
@@ -78,6 +78,12 @@ fn is_split(p: &Problem) -> bool {
         KvDtype::F16 => p.query_dtype == DType::F32,
         _ => false,
     }
+}
+
+/// Parts that P is kept in: two where an F32 output would show what one of a 16-bit dtype loses.
+fn p_parts(p: &Problem) -> usize {
+    let split = p.query_dtype == DType::F32 && matches!(p.kv_dtype, KvDtype::Bf16 | KvDtype::F16);
+    if split { 2 } else { 1 }
 }
 
 /// Whether rows of Q are scaled: to FP8's range, or to F16's where Q is not F16 itself.

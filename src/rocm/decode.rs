@@ -30,7 +30,7 @@ pub type RocmOptions = DecodeOptions<RocmTensor, RocmPlan>;
 ///
 /// The work is enqueued, nothing waits for it, and it can be captured in a graph ([`RocmDevice::capture`]) once each of its kernels has been
 /// compiled, which a call before the capture does. With `options.validate` the tables and lengths are read back and checked first, but never while
-/// capturing; without it a wrong page id is clamped to the cache, and a wrong length attends what the clamped ids hold.
+/// capturing; without it a wrong page id is clamped to the cache, and a length past its table to what the table has lanes for.
 ///
 /// # Errors
 /// Those of [`crate::paged_decode`], and: tensors on another device; an F32 cache; layouts other than Shuffled and Vllm (MXFP4: Nhd and Hnd); a
@@ -147,6 +147,12 @@ impl<'a> Tensors<'a> {
         if out.layout().has_internal_overlap() {
             bail!("out: elements of {:?} with strides {:?} share memory", out.dims(), out.stride())
         }
+        if let Some(lse) = self.lse
+            && lse.elem_count() > 0
+            && lse.shares_storage(out)
+        {
+            bail!("lse: shares its storage with out")
+        }
         let written = [("out", Some(out)), ("lse", self.lse)].into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
         for (written, tensor) in written {
             if let Some((name, _)) = self.inputs(options).find(|(_, input)| input.elem_count() > 0 && input.shares_storage(tensor)) {
@@ -187,6 +193,8 @@ impl Decode {
         let plan = match &options.plan {
             PlanChoice::Given(plan) => {
                 check_plan(plan, &plan_shape, device)?;
+                // Whether rows can be stored directly is the plan's to say, not the call's options'.
+                call.options.max_partitions = plan.shape().and_then(|shape| shape.max_partitions);
                 Some(plan.clone())
             }
             PlanChoice::Default if needs_plan(&shapes, plan_shape, device)? => Some(RocmPlan::uninitialised(plan_shape, device)?),
@@ -270,6 +278,7 @@ impl Decode {
             kv_heads: clamp(shapes.dims.kv_heads),
             pages: clamp(shapes.dims.pages),
             rows: clamp(grid.rows),
+            q_rows: clamp(shapes.rows),
         };
         let kernel = device.kernel(&specialize::tile(selection)?)?;
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
@@ -293,6 +302,7 @@ impl Decode {
                     kv_heads: clamp(shapes.dims.kv_heads),
                     rows: clamp(grid.rows),
                     per_head: i32::from(shapes.per_head),
+                    q_rows: clamp(shapes.rows),
                 };
                 let shape = launch::reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
                 let (arch, ragged) = (device.arch().name, query_start.is_some());

@@ -164,7 +164,8 @@ impl Hip {
         }
         bail!(
             "rocm: no HIP runtime: libamdhip64.so was looked for in $HIP_PATH/lib, $ROCM_PATH/lib, /opt/rocm/lib and where the loader looks. \
-             Install ROCm 6 or newer, or set HIP_PATH. ({})",
+             Install ROCm 6 or newer, or set HIP_PATH ({}). ({})",
+            hip_path(),
             tried.join("; ")
         )
     }
@@ -207,6 +208,11 @@ fn candidates() -> Vec<PathBuf> {
     let roots = [env::var_os("HIP_PATH"), env::var_os("ROCM_PATH"), Some("/opt/rocm".into())];
     let folders = roots.into_iter().flatten().filter(|root| !root.is_empty()).map(|root| PathBuf::from(root).join("lib"));
     folders.chain([PathBuf::new()]).flat_map(|folder| FILES.map(|file| folder.join(file))).collect()
+}
+
+/// What `HIP_PATH` says, for a message.
+fn hip_path() -> String {
+    env::var_os("HIP_PATH").map_or_else(|| "not set now".into(), |path| format!("now {}", path.display()))
 }
 
 /// An error with what caused it: libloading tells the loader's words only there.

@@ -17,6 +17,62 @@
 //! FP8 tensors hold the GPU's own encoding: OCP E4M3, but FNUZ on gfx942. The first and the last way convert; [`crate::quant::fp8::ocp_to_fnuz`] does it for
 //! tensors of the second.
 //!
+//! The second way, a step of two sequences: planned on the GPU, attended, and captured so that later steps replay it.
+//!
+//! ```no_run
+//! use candle::{DType, Device, Result, Tensor};
+//! use candle_paged_attn::PlanChoice;
+//! use candle_paged_attn::cache::{CacheConfig, CacheDims, KvDtype, PagedKvCache, Quantization};
+//! use candle_paged_attn::rocm::{self, PlanShape, RocmDevice, RocmPlan, RocmTensor};
+//! # fn main() -> Result<()> {
+//! let device = RocmDevice::new(0)?;
+//! let dims = CacheDims { pages: 64, page_size: 16, kv_heads: 2, head_dim: 64 };
+//! let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
+//! let cache = PagedKvCache::new(config, &device)?;
+//! // Made once, as large as they get: a graph reads these tensors, whatever they hold by then.
+//! let q = RocmTensor::zeros((2, 8, 64), DType::BF16, &device)?;
+//! let out = RocmTensor::zeros((2, 8, 64), DType::BF16, &device)?;
+//! let tables = RocmTensor::zeros((2, 32), DType::U32, &device)?; // 32 pages a sequence at most
+//! let lens = RocmTensor::zeros(2, DType::U32, &device)?;
+//! let shape = PlanShape {
+//!     batch: 2,
+//!     q_heads: 8,
+//!     kv_heads: 2,
+//!     per_head_tables: false,
+//!     query_len: 1,
+//!     ragged: false,
+//!     window: None,
+//!     max_partitions: None,
+//!     workgroup_budget: None,
+//! };
+//! let plan = RocmPlan::new(shape, &device)?;
+//! let mut options = cache.rocm_decode_options(0)?;
+//! options.plan = PlanChoice::Given(plan.clone());
+//! let layer = cache.rocm_layer(0)?;
+//! let attend = || {
+//!     plan.refresh(&lens, None)?; // once a step, before its first layer
+//!     rocm::decode_into(&out, None, &q, &layer.key, &layer.value, &tables, &lens, &options)
+//! };
+//! # let (host_q, k) = (Tensor::zeros((2, 8, 64), DType::BF16, &Device::Cpu)?, Tensor::zeros((2, 2, 64), DType::BF16, &Device::Cpu)?);
+//! # let (v, slots) = (k.clone(), Tensor::new(&[0i64, 16], &Device::Cpu)?);
+//! # let (host_tables, host_lens) = (Tensor::zeros((2, 32), DType::U32, &Device::Cpu)?, Tensor::new(&[1u32, 1], &Device::Cpu)?);
+//! // A step: CPU tensors of a `PagePool`'s pages, lengths and slots. Uploads are outside the graph.
+//! cache.write(0, &k, &v, &slots)?;
+//! q.copy_from(&host_q)?;
+//! tables.copy_from(&host_tables)?;
+//! lens.copy_from(&host_lens)?;
+//! attend()?; // the first step compiles and loads the kernels
+//! let graph = device.capture(attend)?; // recorded, not run
+//! graph.replay()?; // every later step, in place of `attend`
+//! let result = out.to_tensor()?; // waits
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`PagedKvCache::write`](crate::cache::PagedKvCache::write) takes K and V from the CPU. Where they are on the GPU already, the program writes them to
+//! [`rocm_layer`](crate::cache::PagedKvCache::rocm_layer)'s tensors with a kernel of its own ([`RocmDevice::load`], [`RocmDevice::launch`]). Tensors are of
+//! memory that the device allocated; memory and streams of other libraries cannot be taken in.
+//!
 //! # What is opened
 //!
 //! The feature `rocm` links nothing: a program starts where ROCm is not installed. The first use of a device opens `libamdhip64.so`
@@ -29,7 +85,8 @@
 //! | `/opt/rocm/lib` | ROCm's own place |
 //! | where the loader looks | `LD_LIBRARY_PATH`, `ldconfig` |
 //!
-//! Building with the feature wants `HIP_PATH` (or `/opt/rocm`) with `include/hip/hip_runtime_api.h`, and `lib/libamdhip64.so` to link a program.
+//! Building is another matter, as a dependency looks for a ROCm: it wants `HIP_PATH` (or `/opt/rocm`) with `include/hip/hip_runtime_api.h`, and
+//! `lib/libamdhip64.so`, which the linker is shown and the program does not keep.
 //! Which GPUs there are is the runtime's to say (`ROCR_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`). Kernels are compiled at their first use: see [`crate::jit`].
 //!
 //! # Errors

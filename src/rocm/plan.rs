@@ -38,8 +38,9 @@ impl RocmPlan {
     /// The records of `host` on `device`.
     ///
     /// # Errors
-    /// No memory, a failed copy.
+    /// Records that name rows or slots that are not there; no memory, a failed copy.
     pub fn from_host(host: &HostPlan, device: &RocmDevice) -> Result<Self> {
+        check_records(host)?;
         let upload = device.upload(&[as_bytes(host.work.as_flattened()), as_bytes(host.reduce.as_flattened())])?;
         Self::from_upload(&upload, 0, host)
     }
@@ -98,13 +99,13 @@ impl RocmPlan {
         unsafe { Launch::new(device, kernel, launch::PLAN, args) }
     }
 
-    /// I32 `[capacity, 4]`.
-    pub fn work_info(&self) -> &RocmTensor {
+    /// I32 `[capacity, 4]`. The kernels trust it.
+    pub(super) fn work_info(&self) -> &RocmTensor {
         &self.work
     }
 
-    /// I32 `[rows, 2]`.
-    pub fn reduce_info(&self) -> &RocmTensor {
+    /// I32 `[rows, 2]`. The kernels trust it.
+    pub(super) fn reduce_info(&self) -> &RocmTensor {
         &self.reduce
     }
 
@@ -131,6 +132,22 @@ impl RocmPlan {
         let plan = DecodePlan::from_tensors(self.work.to_tensor()?, self.reduce.to_tensor()?)?;
         Ok((*plan.host()?).clone())
     }
+}
+
+/// Refuses records that would have a kernel reach past the plan's rows or slots.
+fn check_records(host: &HostPlan) -> Result<()> {
+    let (rows, slots) = (host.reduce.len() as i64, host.work.len() as i64);
+    if let Some((slot, record)) = host.work.iter().enumerate().find(|(_, r)| r[0] < -1 || i64::from(r[0]) >= rows || r[1] < 0) {
+        bail!("plan slot {slot} holds the task {record:?}, in a plan of {rows} rows")
+    }
+    let outside = |&[first, count]: &[i32; 2]| first < 0 || count < 0 || i64::from(first) + i64::from(count) > slots;
+    if let Some((row, [first, count])) = host.reduce.iter().enumerate().find(|(_, record)| outside(record)) {
+        bail!("plan row {row} owns {count} slots from {first}, outside the plan's {slots}")
+    }
+    if slots < rows {
+        bail!("a plan of {rows} rows has {slots} slots, fewer than one a row")
+    }
+    Ok(())
 }
 
 /// Refuses what is not a contiguous I32 or U32 tensor of `elements` on `device`.

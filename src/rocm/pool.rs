@@ -195,7 +195,7 @@ mod tests {
     fn a_block_is_at_most_a_quarter_larger_than_asked_for() {
         for bytes in (0..4096).chain((12..40).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1, 3 << (power - 1)])) {
             let size = block_bytes(bytes).unwrap();
-            assert!(size >= bytes && size % SMALLEST == 0, "{bytes}: {size}");
+            assert!(size >= bytes && size.is_multiple_of(SMALLEST), "{bytes}: {size}");
             assert!(size <= SMALLEST.max(bytes + bytes / 4).next_multiple_of(SMALLEST), "{bytes}: {size}");
             assert_eq!(block_bytes(size), Some(size), "a block serves its own size");
         }

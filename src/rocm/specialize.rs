@@ -10,7 +10,19 @@ use crate::plan::{PlannerBlock, Split};
 use crate::registry::{self, Arch, ArchName, Flags, KernelKey, Problem, ScaleMode, Selection};
 
 /// Schedules that the kernels have. Where the registry's tables call for another, the generic tile runs.
-const WRITTEN: Flags = Flags { direct_output: true, mxfp4_tile: true, ..Flags::NONE };
+const WRITTEN: Flags = Flags {
+    bf16_mtp_fused: true,
+    bf16_decode_nt_kv: true,
+    decode_q_early: true,
+    decode_last_v_after_qk: true,
+    fp8_decode_nt_v: true,
+    direct_output: true,
+    packed_q_absmax: true,
+    head256_interior_unmasked: true,
+    fp8_pack_no_old: true,
+    mxfp4_tile: true,
+    ..Flags::NONE
+};
 
 /// Dwords of the tile's leading arguments, in order: those that scalar registers can be preloaded with (`kernels/common/args.h`).
 const LEADING_DWORDS: [usize; 9] = [2, 2, 2, 1, 1, 1, 1, 2, 2];

@@ -164,11 +164,16 @@ impl Decision {
         let mut prepared = Prepared::new(&call, &op.host_tables(), op.given_plan()?, device.arch(), specialize::select)?;
         check_bounds("q", q.0, q.1)?;
         let free = prepared.plan.reduce.iter().all(|&[_, count]| count <= 1);
-        if free {
+        // Whether each row is one partition is the plan's to say, not the options', which a given plan may not follow.
+        let capacity = if free {
             call.options.plan = PlanChoice::Free;
-            let problem = problem(&prepared.shapes, &call, longest(&prepared.rows), prepared.plan.reduce.len(), device.arch());
-            prepared.selection = specialize::select(&problem, device.arch())?;
-        }
+            prepared.plan.reduce.len()
+        } else {
+            call.options.max_partitions = None;
+            prepared.plan.capacity()
+        };
+        let problem = problem(&prepared.shapes, &call, longest(&prepared.rows), capacity, device.arch());
+        prepared.selection = specialize::select(&problem, device.arch())?;
         Ok(Self { prepared, free })
     }
 }

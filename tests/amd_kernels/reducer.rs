@@ -140,7 +140,7 @@ impl Case {
             out,
             lse,
         ];
-        let sizes = [longest, Q_HEADS, self.kv_heads, self.rows, usize::from(self.per_head)].map(|n| n as i32);
+        let sizes = [longest, Q_HEADS, self.kv_heads, self.rows, usize::from(self.per_head), tokens].map(|n| n as i32);
         let args = Args::default().longs(pointers).longs([self.out_row as u64, self.out_head as u64]).ints(sizes);
         let grid = [longest * self.kernel.chunks(), Q_HEADS, self.query_lens.len()].map(|n| n as u32);
         launch(module, &memory, &args, grid, self.kernel.threads);

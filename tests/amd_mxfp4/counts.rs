@@ -7,7 +7,7 @@ use testkit::cases::CaseSpec;
 
 use crate::call::TileCall;
 use crate::cases::base;
-use crate::compile::{KERNEL, defines, module};
+use crate::compile::{KERNEL, flags_of, module};
 use crate::require_clang;
 
 /// Counts of a wave and tile: a run of ten tiles less a run of nine, over four waves.
@@ -57,7 +57,7 @@ fn registers_and_lds() {
         for q_dtype in [DType::BF16, DType::F32] {
             let spec = CaseSpec { head_dim, q_dtype, group: 16, query_lens: vec![m], page_size: 64, lens: vec![1], ..base() };
             let selection = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap().selection;
-            let module = module("gfx950", &defines(&selection));
+            let module = module("gfx950", &flags_of(&selection));
             let kernel = module.kernel(KERNEL).unwrap();
             let (total, split) = kernel.register_file();
             let (lds, name) = (kernel.group_segment_size, format!("{} {q_dtype:?}", selection.kernel));

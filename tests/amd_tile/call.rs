@@ -6,7 +6,7 @@ use candle_paged_attn::PlanChoice;
 use candle_paged_attn::cache::CacheLayout;
 use candle_paged_attn::plan::{HostPlan, PlanRequest, TileRange, capacity};
 use candle_paged_attn::quant::fp8;
-use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, Selection, select};
+use candle_paged_attn::registry::{Arch, ArchName, Flags, Problem, ScaleMode, Selection, select};
 use cdna_sim::{Counters, Launch, Memory};
 use testkit::cases::Case;
 use testkit::reference::floats;
@@ -23,6 +23,7 @@ pub struct Outcome {
 }
 
 /// A call and what the host knows of it.
+#[derive(Clone)]
 pub struct TileCall {
     pub case: Case,
     pub arch: Arch,
@@ -109,6 +110,14 @@ impl TileCall {
             preload: true,
             wants_lse: true,
         })
+    }
+
+    /// The same call by the generic tile: no switch of the schedule is on.
+    pub fn generic(&self) -> Self {
+        let mut call = self.clone();
+        let flags = &mut call.selection.key.flags;
+        *flags = Flags { direct_output: flags.direct_output, mxfp4_tile: flags.mxfp4_tile, ..Flags::default() };
+        call
     }
 
     /// Tiles of each task of each plan row, in order.
@@ -201,7 +210,7 @@ impl TileCall {
         args.u64((self.q_heads * d) as u64).u64(d as u64);
         args.f32(scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
         args.u32(spec.window.unwrap_or(0).min(i32::MAX as usize)).u32(self.max_query).u32(spec.kv_heads);
-        args.u32(pages).u32(rows);
+        args.u32(pages).u32(rows).u32(q_rows);
 
         let mut all = flags_of(&self.selection);
         all.extend(flags.iter().map(|s| s.to_string()));

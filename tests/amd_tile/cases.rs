@@ -13,7 +13,7 @@ use crate::compile::{KERNEL, code_object, flags_of, module};
 use crate::require_clang;
 
 /// A BF16 call with little work.
-fn base() -> CaseSpec {
+pub fn base() -> CaseSpec {
     CaseSpec {
         kv_heads: 1,
         group: 8,
@@ -173,13 +173,13 @@ fn batches() {
     ]);
 }
 
-fn fp8() -> CaseSpec {
+pub fn fp8() -> CaseSpec {
     CaseSpec { kv_dtype: KvDtype::Fp8, ..base() }
 }
 
 /// Scales up to 3 a token make scores three times as large as real caches do, and with them what Q loses in FP8: the softmax scale makes up
 /// for it.
-fn scaled(scales: Scales, spec: CaseSpec) -> CaseSpec {
+pub fn scaled(scales: Scales, spec: CaseSpec) -> CaseSpec {
     let softmax_scale = (scales == Scales::PerToken).then(|| 0.5 / (spec.head_dim as f32).sqrt());
     CaseSpec { scales, softmax_scale, ..spec }
 }
@@ -281,7 +281,8 @@ fn plans_of_a_longer_context() {
     }
 }
 
-/// Arguments preloaded into scalar registers, and the entry for firmware that does not preload; the LSE only where it is asked for.
+/// 14 dwords of arguments preloaded into scalar registers, for every KV dtype; the entry for firmware that does not preload; and no preload
+/// where it is switched off. The LSE only where it is asked for.
 #[test]
 fn preloaded_arguments() {
     require_clang!();
@@ -296,8 +297,16 @@ fn preloaded_arguments() {
     let alone = call.run().unwrap();
     assert_eq!(floats(&preloaded.out).unwrap(), floats(&alone.out).unwrap());
     assert!(floats(&alone.lse).unwrap().iter().all(|x| x.is_nan()), "the LSE was not asked for");
-    let kernel = module("gfx950", &flags_of(&call.selection)).kernel(KERNEL).unwrap().clone();
-    assert!(kernel.preload_length > 0);
+    call.preload = true;
+    for spec in [base(), CaseSpec { query_lens: vec![4], group: 16, page_size: 128, ..base() }, fp8()] {
+        let mut call = TileCall::new(CaseSpec { lens: vec![300], ..spec }.build().unwrap(), Arch::gfx950()).unwrap();
+        let length = |call: &TileCall| module("gfx950", &flags_of(&call.selection)).kernel(KERNEL).unwrap().preload_length;
+        assert_eq!(length(&call), 14);
+        let preloaded = call.run().unwrap();
+        call.selection.key.flags.kernarg_preload = 0;
+        assert_eq!(length(&call), 0);
+        assert_eq!(floats(&preloaded.out).unwrap(), floats(&call.run().unwrap().out).unwrap());
+    }
 }
 
 /// Registers and LDS of generic specializations. No spills up to head_dim 256; LDS as the registry counts it.
@@ -336,30 +345,34 @@ fn registers_and_lds() {
     }
 }
 
-/// What one more tile costs, per wave: two barriers an M-tile, K and V read once for all M-tiles, few LDS bank conflicts, no scratch.
+/// What one more tile costs, per wave: two barriers an M-tile (in all where M-tiles share them), K and V read once for all M-tiles, few LDS
+/// bank conflicts, no scratch.
 #[test]
 fn a_steady_tile() {
     require_clang!();
     println!(
-        "| arch | KV | scales | M-tiles | instructions | VALU | MFMA | LDS | bank conflict cycles | barriers | global bytes of the workgroup |"
+        "| arch | KV | scales | M-tiles | tile | instructions | VALU | MFMA | LDS | bank conflict cycles | barriers | global bytes of the workgroup |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let modes = [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::Scalar), (KvDtype::Fp8, Scales::PerToken)];
     for (kv_dtype, scales) in modes {
         for m_tiles in [1, 4] {
-            for arch in archs() {
+            for (arch, generic) in archs().into_iter().flat_map(|arch| [(arch.clone(), true), (arch, false)]) {
+                let fused = !generic && m_tiles > 1 && kv_dtype == KvDtype::Bf16 && arch.name == ArchName::Gfx950;
                 let run = |tiles: i64| {
                     let spec = CaseSpec { group: 16, page_size: 128, query_lens: vec![m_tiles], lens: vec![256 * tiles], ..base() };
                     let spec = CaseSpec { kv_dtype, scales, workgroup_budget: Some(1), ..spec };
                     let call = TileCall::new(spec.build().unwrap(), arch.clone()).unwrap();
                     assert_eq!(call.selection.key.m_tiles, m_tiles);
+                    let call = if generic { call.generic() } else { call };
                     call.run().unwrap().counters
                 };
                 let (few, more) = (run(4), run(5));
                 let per_wave = |count: fn(&Counters) -> u64| (count(&more) - count(&few)) / 4;
                 let bytes = more.global_loaded - few.global_loaded;
                 let barriers = per_wave(|c| c.class(Class::Barrier));
-                let row = format!("| {} | {} | {scales:?} | {m_tiles} |", arch.name, kv_dtype.name());
+                let name = if generic { "generic" } else { "chosen" };
+                let row = format!("| {} | {} | {scales:?} | {m_tiles} | {name} |", arch.name, kv_dtype.name());
                 println!(
                     "{row} {} | {} | {} | {} | {} | {barriers} | {bytes} |",
                     per_wave(Counters::instructions),
@@ -368,7 +381,7 @@ fn a_steady_tile() {
                     per_wave(|c| c.lds_accesses),
                     per_wave(|c| c.lds_bank_conflicts),
                 );
-                assert_eq!(barriers, 2 * m_tiles as u64, "{row}");
+                assert_eq!(barriers, if fused { 2 } else { 2 * m_tiles as u64 }, "{row}");
                 // Lanes of a row load the same scales.
                 let scale_bytes = if scales == Scales::PerToken { 2 * 256 * 4 * 16 } else { 0 };
                 let cache = 2 * 256 * 128 * if kv_dtype == KvDtype::Fp8 { 1 } else { 2 };

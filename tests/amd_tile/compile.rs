@@ -32,6 +32,23 @@ macro_rules! require_clang {
     };
 }
 
+/// The tile's arguments before its struct: 14 dwords.
+const LEADING_ARGUMENTS: usize = 9;
+
+/// Schedules that the kernels have, by the names of their flags.
+const WRITTEN: [&str; 10] = [
+    "DIRECT_OUTPUT",
+    "MXFP4_TILE",
+    "BF16_MTP_FUSED",
+    "BF16_DECODE_NT_KV",
+    "DECODE_Q_EARLY",
+    "DECODE_LAST_V_AFTER_QK",
+    "FP8_DECODE_NT_V",
+    "PACKED_Q_ABSMAX",
+    "HEAD256_INTERIOR_UNMASKED",
+    "FP8_PACK_NO_OLD",
+];
+
 /// What a selection's kernel is compiled with.
 pub fn flags_of(selection: &Selection) -> Vec<String> {
     let key = &selection.key;
@@ -69,13 +86,13 @@ pub fn flags_of(selection: &Selection) -> Vec<String> {
         ("WINDOW", usize::from(key.windowed)),
         ("SOFTCAP", usize::from(key.softcap)),
         ("POSITIVE_SCALE", usize::from(key.positive_scale)),
-        ("DIRECT_OUTPUT", usize::from(key.flags.direct_output)),
         ("LDS_BYTES", selection.lds_bytes),
     ];
-    let macros = values.iter().map(|(name, value)| format!("-DPA_{name}={value}"));
+    let switches = key.flags.all().into_iter().map(|(name, set)| (name, usize::from(set && WRITTEN.contains(&name))));
+    let macros = values.into_iter().chain(switches).map(|(name, value)| format!("-DPA_{name}={value}"));
     let mut flags: Vec<String> = std::iter::once(format!("-DPA_KERNEL={KERNEL}")).chain(macros).collect();
     if key.flags.kernarg_preload > 0 {
-        flags.extend(["-mllvm".to_string(), format!("-amdgpu-kernarg-preload-count={}", key.flags.kernarg_preload)]);
+        flags.extend(["-mllvm".to_string(), format!("-amdgpu-kernarg-preload-count={LEADING_ARGUMENTS}")]);
     }
     flags
 }

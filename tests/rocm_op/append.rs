@@ -159,7 +159,7 @@ fn a_pools_steps_are_the_cpus() -> Result<()> {
         let rows = batch.slot_mapping.dim(0)?;
         let random = |heads| Tensor::randn(0f32, 1., (rows, heads, 64), cpu)?.to_dtype(DType::BF16);
         let (q, k, v) = (random(8)?, random(2)?, random(2)?);
-        let [got, want] = [&here, &there].map(|cache| AppendAndAttend::new(cache, 1, batch).apply(&q, &k, &v));
+        let [got, want] = [&here, &there].map(|cache| AppendAndAttend::new(cache, 1, batch)?.apply(&q, &k, &v));
         let (got, want) = (floats(&got?)?, floats(&want?)?);
         let error: f64 = got.iter().zip(&want).map(|(g, w)| (g - w) * (g - w)).sum::<f64>().sqrt();
         assert!(error <= 8e-3 * want.iter().map(|w| w * w).sum::<f64>().sqrt(), "{error}");

@@ -221,6 +221,18 @@ fn without_validation_no_id_or_length_reaches_past_the_cache() -> Result<()> {
             call.block_tables = RocmTensor::from_tensor(&Tensor::full(id, case.block_tables.dims(), &Device::Cpu)?, device())?;
             call.decode()?.to_tensor()?;
         }
+        // A cache without a page, whatever the lengths say.
+        if kv_dtype == KvDtype::Bf16 {
+            let mut none = call.clone();
+            (none.key, none.value) = (none.key.narrow(0, 0, 0)?, none.value.narrow(0, 0, 0)?);
+            assert!(floats(&none.decode()?.to_tensor()?)?.iter().all(|v| *v == 0.0));
+        }
+        // Query starts that are none.
+        for starts in [[0, 7, 2], [-5, i32::MIN, i32::MAX], [1 << 30, 1 << 30, 3]] {
+            call.options.query_start = Some(RocmTensor::from_tensor(&Tensor::new(&starts, &Device::Cpu)?, device())?);
+            call.decode()?.to_tensor()?;
+        }
+        call.options.query_start = None;
         let capacity = (case.block_tables.dim(1)? * 16) as i32;
         for lens in [[capacity + 1, i32::MIN], [capacity + 5000, -1]] {
             call.context_lens = RocmTensor::from_tensor(&Tensor::new(&lens, &Device::Cpu)?, device())?;
@@ -241,6 +253,10 @@ fn a_fresh_plan_holds_nothing() -> Result<()> {
     assert!(floats(&call.decode()?.to_tensor()?)?.iter().all(|v| *v == 0.0));
     let host = RocmPlan::from_host(&HostPlan { work: vec![], reduce: vec![] }, device())?;
     refuses(host.refresh(&call.context_lens, None), &["plan", "host"]);
+    for (work, reduce) in [([2, 0, 1, 0], [0, 1]), ([0, -1, 1, 0], [0, 1]), ([0, 0, 1, 0], [1, 1]), ([0, 0, 1, 0], [0, -1])] {
+        let wrong = HostPlan { work: vec![work], reduce: vec![reduce] };
+        refuses(RocmPlan::from_host(&wrong, device()), &["plan", "0"]);
+    }
     let huge = PlanShape { batch: 1 << 20, ..call.plan_shape(&case) };
     refuses(RocmPlan::new(huge, device()), &["LDS", "plan on the host"]);
     Ok(())

@@ -1,12 +1,14 @@
-//! Random calls: dtypes, layouts, lengths, ragged batches, views, windows, sinks, per-head tables, poison; staged, over device tensors and over a cache in turn.
+//! Random calls: dtypes, layouts, lengths, ragged batches, views, windows, sinks, per-head tables, poison; staged, over device tensors,
+//! over a cache and from a recorded file in turn.
 //!
 //! The same calls every time, as each wants kernels of its own, which are compiled once; PROPTEST_CASES draws more.
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::{Case as Recorded, rocm};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use testkit::cases::{CaseSpec, Poison, Scales};
+use testkit::cases::{Case, CaseSpec, Poison, Scales};
 
 use crate::support::*;
 
@@ -66,9 +68,18 @@ proptest! {
             let case = spec.build()?;
             let (out, lse) = run(&case)?;
             compare(&case, &out, Some(&lse))?;
+            let staged = (bits(&out), bits(&lse));
             let (out, lse) = OnDevice::new(&case, device())?.decode_with_lse()?;
             compare(&case, &out.to_tensor()?, Some(&lse.to_tensor()?))?;
             compare(&case, &over_a_cache(&case, device())?, None)?;
+            // And from a recorded file, whose pages have other numbers.
+            let Case { q, key_cache, value_cache, block_tables, context_lens, options, .. } = &case;
+            let file = Recorded::capture(q, key_cache, value_cache, block_tables, context_lens, options)?.to_bytes()?;
+            let Recorded { q, key_cache, value_cache, block_tables, context_lens, options, .. } = &Recorded::from_bytes(&file)?;
+            let replayed = rocm::paged_decode(device(), q, key_cache, value_cache, block_tables, context_lens, options)?;
+            if (bits(&replayed.0), bits(&replayed.1)) != staged {
+                candle::bail!("replayed, the call gives other bits")
+            }
             Ok(())
         };
         checked().map_err(|e| TestCaseError::fail(e.to_string()))?;

@@ -71,10 +71,11 @@ pub fn run_on(device: &RocmDevice, case: &Case) -> Result<(Tensor, Tensor)> {
     rocm::paged_decode(device, &case.q, &case.key_cache, &case.value_cache, &case.block_tables, &case.context_lens, &case.options)
 }
 
-/// Relative L2 of a row against the exact answer. FP8 quantizes Q and P; V scales that differ by 30 from token to token are a part of P.
+/// Relative L2 of a row against the exact answer. FP8 quantizes Q and P: K scales that differ by 30 from token to token sharpen the scores that
+/// Q's rounding moves, and V's are a part of P.
 pub fn tolerance(spec: &CaseSpec) -> f64 {
     match (spec.kv_dtype, spec.q_dtype) {
-        (KvDtype::Fp8, _) if spec.scales == Scales::PerToken => 0.1,
+        (KvDtype::Fp8, _) if spec.scales == Scales::PerToken => 0.15,
         (KvDtype::Fp8, _) => 0.08,
         (KvDtype::Mxfp4, _) => 1e-2,
         (KvDtype::F16, DType::F16 | DType::F32) => 4e-3,

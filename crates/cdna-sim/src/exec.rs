@@ -12,6 +12,7 @@ use crate::lds::{Lds, LdsFault};
 use crate::mfma;
 use crate::operand::{Regs, register_name};
 use crate::program::{Condition, Inst, Kind, Mfma, Program, ScalarSrc, VectorSrc};
+use crate::trace::{Event, Recorder};
 use crate::waits::{Counter, Touch};
 use crate::wave::{Mode, State, Wave};
 
@@ -34,6 +35,8 @@ pub struct Group {
     pub counters: Counters,
     /// Executions by instruction.
     pub executions: Vec<u64>,
+    /// What the waves did, where somebody asked.
+    pub recorder: Option<Recorder>,
 }
 
 /// A fault and the lane to blame.
@@ -59,6 +62,9 @@ pub fn run(wave: &mut Wave, env: &Env, group: &mut Group, quantum: u64) -> Step 
         }
         wave.executed += 1;
         group.executions[wave.pc] += 1;
+        if let Some(recorder) = &mut group.recorder {
+            recorder.waves[wave.index].push(Event::new(wave.pc as u32));
+        }
         hazards(wave, env, group, inst)?;
         let here = wave.pc;
         step(wave, env, group, inst)?;
@@ -91,17 +97,6 @@ fn following(env: &Env, here: usize, next: u64) -> Result<usize, Stop> {
     }
 }
 
-/// The counter of a load, where the instruction issues one.
-fn counter(inst: &Inst) -> Option<Counter> {
-    match &inst.kind {
-        Kind::Mem(mem) if mem.flat => Some(Counter::Flat),
-        Kind::Mem(_) => Some(Counter::Vector),
-        Kind::Ds(_) => Some(Counter::Lds),
-        Kind::ScalarLoad { .. } | Kind::Clock { .. } => Some(Counter::Scalar),
-        _ => None,
-    }
-}
-
 #[inline]
 fn hazards(wave: &mut Wave, env: &Env, group: &mut Group, inst: &Inst) -> Step {
     let mut first_use = false;
@@ -118,7 +113,7 @@ fn hazards(wave: &mut Wave, env: &Env, group: &mut Group, inst: &Inst) -> Step {
     if inst.writes.is_empty() {
         return Ok(());
     }
-    let by = counter(inst);
+    let by = inst.counter();
     for &regs in &inst.writes {
         if let Touch::InFlight { inst: load, register } = wave.waits.write(regs, by) {
             unfinished(env, group, load, register, inst)?;
@@ -183,7 +178,7 @@ fn step(wave: &mut Wave, env: &Env, group: &mut Group, inst: &Inst) -> Step {
         Kind::Mfma(mfma) => matrix(wave, env, mfma),
         Kind::Ds(ds) => memory::lds(wave, env, group, ds),
         Kind::Mem(mem) => memory::vector(wave, env, group, mem),
-        Kind::ScalarLoad { .. } => memory::scalar_load(wave, &inst.kind),
+        Kind::ScalarLoad { .. } => memory::scalar_load(wave, group, &inst.kind),
         Kind::Unsupported(reason) => Err(unsupported(&**reason)),
         other => {
             if scalar_step(wave, env, inst, other)? {

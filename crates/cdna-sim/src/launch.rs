@@ -13,6 +13,7 @@ use crate::lds::Lds;
 use crate::mem::{Map, Memory, View};
 use crate::operand::{AGPR, EXEC, Regs, VGPR};
 use crate::program::{Inst, Program};
+use crate::trace::{Recorder, Trace};
 use crate::wave::{Mode, State, Wave};
 
 /// A code object ready to run: its program, and its image in memory.
@@ -116,6 +117,32 @@ impl Module {
 
     /// Runs a kernel on `memory` with the explicit argument bytes.
     pub fn launch(&self, memory: &Memory, kernel: &KernelInfo, explicit: &[u8], launch: &Launch) -> Result<Counters> {
+        let [x, y, z] = launch.grid.map(u64::from);
+        self.start(memory, kernel, explicit, launch, |start| {
+            (0..x * y * z)
+                .into_par_iter()
+                .map(|i| start.workgroup([(i % x) as u32, (i / x % y) as u32, (i / x / y) as u32], None).map(|(counters, _)| counters))
+                .try_reduce(Counters::default, |a, b| Ok(a.merge(&b)))
+        })
+    }
+
+    /// Runs one workgroup of a launch, `id` in its grid, and records what its waves execute.
+    pub fn trace(&self, memory: &Memory, kernel: &KernelInfo, explicit: &[u8], launch: &Launch, id: [u32; 3]) -> Result<(Counters, Trace)> {
+        self.start(memory, kernel, explicit, launch, |start| {
+            let (counters, recorder) = start.workgroup(id, Some(Recorder::new(start.waves)))?;
+            Ok((counters, Trace { waves: recorder.unwrap_or_default().waves }))
+        })
+    }
+
+    /// Prepares a launch and gives it to `run`.
+    fn start<R>(
+        &self,
+        memory: &Memory,
+        kernel: &KernelInfo,
+        explicit: &[u8],
+        launch: &Launch,
+        run: impl FnOnce(&Start) -> Result<R>,
+    ) -> Result<R> {
         let refuse = |reason: String| Error::Launch { kernel: kernel.name.clone(), reason };
         let threads = launch.block.iter().map(|&n| u64::from(n)).product::<u64>();
         if threads == 0 || threads > 1024 || threads > kernel.max_workgroup_size.max(1) as u64 {
@@ -131,10 +158,10 @@ impl Module {
             return Err(refuse(format!("rounding or denormal mode {:#x}", mode.0)));
         }
         let segment = self.kernarg(kernel, explicit, launch);
-        // 64-byte alignment, as the packet processor gives it.
-        let mut words = vec![0u128; segment.len() / 16 + 8];
-        let kernarg = (words.as_mut_ptr() as u64).next_multiple_of(64);
-        // SAFETY: `words` has at least 64 bytes more than the segment.
+        // At least the 64-byte alignment that the packet processor gives; whole cache lines make traces alike.
+        let mut words = vec![0u128; segment.len() / 16 + 20];
+        let kernarg = (words.as_mut_ptr() as u64).next_multiple_of(256);
+        // SAFETY: `words` has at least 256 bytes more than the segment.
         unsafe { std::ptr::copy_nonoverlapping(segment.as_ptr(), kernarg as *mut u8, segment.len()) };
         let packet = Packet::new(launch, threads);
         let start = Start {
@@ -150,15 +177,7 @@ impl Module {
             threads: threads as usize,
             map: self.map(memory, kernarg, segment.len(), &packet),
         };
-        let [x, y, _] = launch.grid;
-        let groups = launch.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-        (0..groups)
-            .into_par_iter()
-            .map(|i| {
-                let (x, y) = (u64::from(x), u64::from(y));
-                start.workgroup([(i % x) as u32, (i / x % y) as u32, (i / x / y) as u32])
-            })
-            .try_reduce(Counters::default, |a, b| Ok(a.merge(&b)))
+        run(&start)
     }
 
     /// Allocations, the code object's image, the kernarg segment and the dispatch packet.
@@ -228,7 +247,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    fn workgroup(&self, id: [u32; 3]) -> Result<Counters> {
+    fn workgroup(&self, id: [u32; 3], recorder: Option<Recorder>) -> Result<(Counters, Option<Recorder>)> {
         let program = &self.module.program;
         let env = Env {
             program,
@@ -241,6 +260,7 @@ impl Start<'_> {
             lds: Lds::new(self.lds, self.waves, program.lds_shift),
             counters: Counters { workgroups: 1, ..Counters::default() },
             executions: vec![0; program.insts.len()],
+            recorder,
         };
         let mut waves = (0..self.waves).map(|index| self.wave(index, id)).collect::<Result<Vec<_>>>()?;
         while waves.iter().any(|wave| wave.state == State::Running) {
@@ -251,7 +271,7 @@ impl Start<'_> {
         }
         group.counters.longest_wave = waves.iter().map(|wave| wave.executed).max().unwrap_or(0);
         group.counters.add_executions(program, &group.executions);
-        Ok(group.counters)
+        Ok((group.counters, group.recorder))
     }
 
     /// Lets the waves pass a barrier that all of them have reached.

@@ -20,6 +20,7 @@ pub mod mem;
 pub mod mfma;
 pub mod operand;
 mod program;
+pub mod trace;
 mod waits;
 mod wave;
 
@@ -29,3 +30,5 @@ pub use error::{Error, Fault, Result, Site};
 pub use launch::{Launch, Module};
 pub use mem::Memory;
 pub use program::{Class, Inst, Program};
+pub use trace::{Event, Touched, Trace};
+pub use waits::Counter;

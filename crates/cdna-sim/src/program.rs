@@ -7,6 +7,7 @@ use crate::exec::scalar::ScalarOp;
 use crate::float::{MiniFloat, Wide};
 use crate::mfma::MfmaOp;
 use crate::operand::Regs;
+use crate::waits::Counter;
 
 /// A scalar source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -485,6 +486,53 @@ pub struct Inst {
     /// Registers read and written.
     pub(crate) reads: Box<[Regs]>,
     pub(crate) writes: Box<[Regs]>,
+}
+
+impl Inst {
+    /// The mnemonic, encoding suffix included.
+    pub fn mnemonic(&self) -> &str {
+        self.text.split_whitespace().next().unwrap_or_default()
+    }
+
+    /// Registers read.
+    pub fn reads(&self) -> &[Regs] {
+        &self.reads
+    }
+
+    /// Registers written.
+    pub fn writes(&self) -> &[Regs] {
+        &self.writes
+    }
+
+    /// The operation that `s_waitcnt` later counts, where the instruction issues one.
+    pub fn counter(&self) -> Option<Counter> {
+        match &self.kind {
+            Kind::Mem(mem) if mem.flat => Some(Counter::Flat),
+            Kind::Mem(_) => Some(Counter::Vector),
+            Kind::Ds(_) => Some(Counter::Lds),
+            Kind::ScalarLoad { .. } | Kind::Clock { .. } => Some(Counter::Scalar),
+            _ => None,
+        }
+    }
+
+    /// Most vector memory and most LDS and scalar operations that an `s_waitcnt` leaves in flight; `usize::MAX`: any number.
+    pub fn wait(&self) -> Option<(usize, usize)> {
+        match self.kind {
+            Kind::Wait { vector, lgkm } => Some((vector, lgkm)),
+            _ => None,
+        }
+    }
+
+    /// Bytes that each lane moves in an LDS access (as exchanges through the crossbar do, 4).
+    pub fn lds_bytes(&self) -> Option<u32> {
+        let Kind::Ds(ds) = &self.kind else { return None };
+        Some(match ds.op {
+            DsOp::Read { bytes, parts, .. } | DsOp::Write { bytes, parts, .. } => u32::from(bytes) * u32::from(parts),
+            DsOp::Atomic { bytes, .. } => bytes.into(),
+            DsOp::ReadTransposed { .. } => 8,
+            DsOp::BPermute | DsOp::Permute | DsOp::Swizzle(_) => 4,
+        })
+    }
 }
 
 /// A code object's instructions.

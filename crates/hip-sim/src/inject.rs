@@ -56,10 +56,9 @@ thread_local! {
     static OF_THREAD: RefCell<Plan> = RefCell::default();
 }
 
-static OF_PROCESS: LazyLock<Mutex<Plan>> = LazyLock::new(|| Mutex::new(from_env()));
+static OF_PROCESS: LazyLock<Mutex<Plan>> = LazyLock::new(|| Mutex::new(parse(&std::env::var("HIP_SIM_FAIL").unwrap_or_default())));
 
-fn from_env() -> Plan {
-    let text = std::env::var("HIP_SIM_FAIL").unwrap_or_default();
+fn parse(text: &str) -> Plan {
     let planned = text.split(',').filter(|part| !part.is_empty()).filter_map(|part| {
         let mut fields = part.split(':');
         let call = fields.next().filter(|&call| call != "any").unwrap_or_default().to_string();
@@ -95,4 +94,17 @@ pub fn count(call: &str) -> Option<Code> {
     let thread = OF_THREAD.try_with(|plan| plan.borrow_mut().count(call)).ok().flatten();
     let process = lock(&OF_PROCESS).count(call);
     thread.or(process)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environments_failures_come_in_turn() {
+        let mut plan = parse("hipMalloc:2,any:5:719,hipFree:nonsense,,hipMemcpyAsync:1");
+        let outcomes = ["hipMalloc", "hipMalloc", "hipFree", "hipMemcpyAsync", "hipFree", "hipMalloc"].map(|call| plan.count(call));
+        assert_eq!(outcomes, [None, Some(Code::OUT_OF_MEMORY), None, Some(Code::UNKNOWN), Some(Code::LAUNCH_FAILURE), None]);
+        assert_eq!(plan.failed, ["hipMalloc", "hipMemcpyAsync", "hipFree"]);
+    }
 }

@@ -244,7 +244,7 @@ impl Expected {
 }
 
 /// `|got - want| / |want|`, less what `floor` an element explains.
-fn relative_l2(got: &[f64], want: &[f64], floor: f64) -> f64 {
+pub fn relative_l2(got: &[f64], want: &[f64], floor: f64) -> f64 {
     let norm = want.iter().map(|w| w * w).sum::<f64>().sqrt();
     let error = got.iter().zip(want).map(|(g, w)| (g - w) * (g - w)).sum::<f64>().sqrt();
     let floor = floor * (want.len() as f64).sqrt();

@@ -1,6 +1,6 @@
 // Checks the tile kernels against double precision and times them: graphs of calls rotated over caches that overflow the L2.
 //
-//   nvcc -std=c++17 -O2 -arch=sm_90 -o bench bench.cu
+//   nvcc -std=c++17 -O1 -arch=sm_90 -o bench bench.cu -ldl    (KERNELS, NVRTC, ARCH and JOBS in the environment: see compile.h)
 //   bench compile DIR [filter]    where NVRTC is: what the cases below need and DIR lacks
 //   bench file DIR FILE    times the problems of a file: see run_file
 //   bench check|time|sweep|once DIR [filter]    where the GPU is; `once` launches a timed case three times, for a profiler

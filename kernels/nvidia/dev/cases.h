@@ -138,8 +138,18 @@ static Variant best(int kv, const Problem& p) {
     return kv == FP8 ? cut(kv, 8, 3, 32, 256, 1) : cut(kv, 4, 3, 32, 256, 1);
 }
 
+// Slots of the plan. Where rows are so many that a plan of one task an SM could not even them out, tasks come in more than one wave, or two
+// blocks share an SM.
+static int best_slots(const Problem& p) {
+    int64_t tokens = 0;
+    for (int c : p.contexts) tokens += c;
+    const int rows = int(p.contexts.size());
+    return rows <= sms / 2 ? sms : rows <= sms || tokens < 4096ll * rows ? 2 * sms : 4 * sms;
+}
+
 static void time_best(int kv, Problem p) {
-    if (p.query_len == 1 && int(p.contexts.size()) > sms / 2) p.capacity = 2 * sms;
+    p.capacity = best_slots(p);
+    if (getenv("CAPACITY")) p.capacity = atoi(getenv("CAPACITY"));
     measure(best(kv, p), p);
     if (kv == FP8) measure(with(best(kv, p), " token", [](Variant& v) { v.scales = 2; }), p);
 }
@@ -191,11 +201,12 @@ static void run_sweep() {
     for (const Timed& t : MINIMAX20) {
         const Problem a = shape(t.name, t.batch, t.query_len, t.context, t.bf16_peer), b = shape(t.name, t.batch, t.query_len, t.context, t.fp8_peer);
         if (t.query_len > 1) {
-            measure(with(verify(BF16), " g2 s3", [](Variant& v) { v.groups = 2, v.stages = 3; }), a);
-            measure(with(verify(FP8), " g2 s4", [](Variant& v) { v.stages = 4; }), b);
+            for (int tile : {64, 128, 192, 256}) {
+                const std::string name = " t" + std::to_string(tile);
+                measure(with(verify(BF16), name.c_str(), [&](Variant& v) { v.tile = tile; }), a);
+                measure(with(verify(FP8), name.c_str(), [&](Variant& v) { v.tile = tile; }), b);
+            }
         } else {
-            measure(cut(BF16, 8, 3, 16, 256, 1), a);
-            measure(cut(FP8, 4, 3, 64, 256, 1), b);
             measure(with(cut(BF16, 4, 3, 32, 256, 1), " p16", [](Variant& v) { v.page = 16; }), a);
         }
     }

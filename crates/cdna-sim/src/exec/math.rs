@@ -69,6 +69,22 @@ fn fma_lanes(a: &Row, b: &Row, c: &Row, o: &mut Row) {
     }
 }
 
+/// `(a * b + c) * 2^power` of singles, rounded to single once, so that a quotient among the denormals is the nearest one.
+pub fn scaled_fma(a: f64, b: f64, c: f64, power: i32) -> f32 {
+    // Exact: twice 24 bits.
+    let product = a * b;
+    let sum = product + c;
+    let back = sum - product;
+    let lost = (product - (sum - back)) + (c - back);
+    let scale = 2f64.powi(power);
+    if !sum.is_finite() || lost == 0.0 || sum.to_bits() & 1 == 1 {
+        return (sum * scale) as f32;
+    }
+    // Made odd, the sum rounds as the exact one does.
+    let away = (lost > 0.0) == (sum > 0.0);
+    (f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 }) * scale) as f32
+}
+
 /// The last step of a division: `quotient` of `numerator / denominator` with the special cases put right.
 pub fn div_fixup(quotient: f32, denominator: f32, numerator: f32) -> f32 {
     let sign = (denominator.to_bits() ^ numerator.to_bits()) & 1 << 31;

@@ -8,12 +8,13 @@ use crate::exec::lanes::Row;
 use crate::lds::{Access, Lds};
 use crate::operand::{M0, Regs, VGPR};
 use crate::program::{Addressing, AtomicOp, Convert, Ds, DsOp, Kind, Mem, MemOp, Swizzle};
+use crate::trace::Touched;
 use crate::waits::Counter;
 use crate::wave::{Wave, lanes};
 
 const NONE: Regs = Regs { first: 0, count: 0 };
 
-pub fn scalar_load(wave: &mut Wave, kind: &Kind) -> Step {
+pub fn scalar_load(wave: &mut Wave, group: &mut Group, kind: &Kind) -> Step {
     let Kind::ScalarLoad { dst, base, offset, scalar, buffer } = *kind else { return Ok(()) };
     let extra = scalar.map_or(0, |src| wave.scalar(src, 1));
     let relative = extra.wrapping_add_signed(offset);
@@ -30,6 +31,13 @@ pub fn scalar_load(wave: &mut Wave, kind: &Kind) -> Step {
         wave.s[usize::from(dst.first + i)] = word;
     }
     wave.waits.issue(Counter::Scalar, wave.pc as u32, dst);
+    if let Some(recorder) = &mut group.recorder {
+        recorder.touch(
+            wave.index,
+            Touched { bytes: u32::from(dst.count) * 4, ..Touched::default() },
+            [(address, u32::from(dst.count) * 4)],
+        );
+    }
     Ok(())
 }
 
@@ -121,6 +129,7 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
     let exec = wave.exec();
     let addr = wave.v[usize::from(ds.addr)];
     let inst = wave.pc as u32;
+    let conflicts = group.counters.lds_bank_conflicts;
     let written = match ds.op {
         DsOp::BPermute | DsOp::Permute | DsOp::Swizzle(_) => {
             let out = cross(&wave.v[usize::from(ds.data[0])], &addr, ds, exec);
@@ -193,6 +202,9 @@ pub fn lds(wave: &mut Wave, env: &Env, group: &mut Group, ds: &Ds) -> Step {
             2
         }
     };
+    if let Some(recorder) = &mut group.recorder {
+        recorder.conflicts(wave.index, (group.counters.lds_bank_conflicts - conflicts) as u32);
+    }
     let regs = ds.dst.map_or(NONE, |dst| Regs::new(VGPR + dst, written as u16));
     wave.waits.issue(Counter::Lds, inst, regs);
     Ok(())
@@ -381,6 +393,9 @@ pub fn vector(wave: &mut Wave, env: &Env, group: &mut Group, mem: &Mem) -> Step 
     let scratch = matches!(mem.addressing, Addressing::Scratch { .. });
     let mut loaded = NONE;
     let mut moved = 0u64;
+    if group.recorder.is_some() && !scratch {
+        record(wave, group, mem, exec)?;
+    }
     match mem.op {
         MemOp::Load { bytes, convert } => {
             let count = usize::from(bytes).div_ceil(4);
@@ -443,6 +458,21 @@ pub fn vector(wave: &mut Wave, env: &Env, group: &mut Group, mem: &Mem) -> Step 
     }
     count(group, mem, scratch, moved);
     wave.waits.issue(if mem.flat { Counter::Flat } else { Counter::Vector }, inst, loaded);
+    Ok(())
+}
+
+/// Tells the recorder what a vector memory access touches.
+#[cold]
+fn record(wave: &Wave, group: &mut Group, mem: &Mem, exec: u64) -> Step {
+    let Some(recorder) = &mut group.recorder else { return Ok(()) };
+    let (bytes, store) = match mem.op {
+        MemOp::Load { bytes, .. } | MemOp::LoadToLds { bytes } => (bytes, false),
+        MemOp::Store { bytes, .. } | MemOp::Atomic { bytes, .. } => (bytes, true),
+    };
+    let targets = lanes(exec).map(|lane| target(wave, mem, lane, usize::from(bytes))).collect::<Result<Vec<_>, _>>()?;
+    let ranges: Vec<_> = targets.iter().filter(|t| t.valid > 0).map(|t| (t.address, t.valid as u32)).collect();
+    let moved = ranges.iter().map(|&(_, bytes)| bytes).sum();
+    recorder.touch(wave.index, Touched { bytes: moved, store, nontemporal: mem.nontemporal, ..Touched::default() }, ranges);
     Ok(())
 }
 

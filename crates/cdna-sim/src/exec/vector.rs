@@ -295,7 +295,8 @@ pub fn step(wave: &mut Wave, kind: &Kind) -> Step {
             for (lane, x) in row.iter_mut().enumerate().filter(|(lane, _)| vcc >> lane & 1 == 1) {
                 // The addend tells the scale that div_scale chose.
                 let up = (src[2][lane] >> 23 & 0xff) > 127;
-                *x = (f64::from(f32::from_bits(*x)) * 2f64.powi(if up { 64 } else { -64 })).to_bits_f32();
+                let [a, b, c] = [0, 1, 2].map(|i| f64::from(f32::from_bits(src[i][lane])));
+                *x = math::scaled_fma(a, b, c, if up { 64 } else { -64 }).to_bits();
             }
             finish(wave, v, Ty::F32, row, false);
         }
