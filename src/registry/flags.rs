@@ -164,7 +164,9 @@ impl Missing {
         let positive = (p.positive_scale, "a positive softmax scale");
         let no_softcap = (!p.softcap, "no softcap");
 
-        let mtp_fused = first_missing(&[gfx950, bf16, head128, page128, multi_m, no_window, positive, no_softcap]);
+        // An F32 query has P in two parts, of which those of four M-tiles do not fit two workgroups' LDS side by side.
+        let q16 = (matches!(p.query_dtype, DType::BF16 | DType::F16), "a 16-bit query");
+        let mtp_fused = first_missing(&[gfx950, bf16, q16, head128, page128, multi_m, no_window, positive, no_softcap]);
         let mtp4 = (p.query_len == 4, "4 query tokens (MTP4)");
         let mtp4_lean = first_missing(&[gfx950, fp8, per_token, head128, page128, mtp4, multi_m, no_window, positive, no_softcap]);
 
@@ -204,7 +206,6 @@ impl Missing {
             [one_partition, dual_arch, dual_kv, decode, single_m, no_window, no_pipe, sparse, (fit.two_copies, "room for two LDS copies")];
 
         let absmax_arch = (gfx950.0 || gfx942 && p.head_dim <= 256, "gfx950, or gfx942 up to head_dim 256");
-        let q16 = (matches!(p.query_dtype, DType::BF16 | DType::F16), "a 16-bit query");
 
         Self {
             bf16_mtp_fused: mtp_fused,

@@ -111,8 +111,8 @@ fn k1_bf16_mtp_fused() {
         |f| f.bf16_mtp_fused,
         &Arch::gfx950(),
         &base,
-        &[F16, FP8, HEAD_64, HEAD_256, PAGE_16, PAGE_64, PAGE_256, single_m, WINDOW, NEGATIVE_SCALE, SOFTCAP],
-        &[QUERY_2, group_8, query_16, SINKS, ONE_PARTITION, VLLM, F16_QUERY, F32_QUERY, RAGGED, STRIDED],
+        &[F16, FP8, HEAD_64, HEAD_256, PAGE_16, PAGE_64, PAGE_256, single_m, WINDOW, NEGATIVE_SCALE, SOFTCAP, F32_QUERY],
+        &[QUERY_2, group_8, query_16, SINKS, ONE_PARTITION, VLLM, F16_QUERY, RAGGED, STRIDED],
     );
     absent(|f| f.bf16_mtp_fused, &base, &others());
     let chosen = selection(&base, &Arch::gfx950());
