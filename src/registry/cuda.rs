@@ -217,7 +217,7 @@ mod tests {
         let cut = |p: Problem, arch: Arch| select(&p, &arch).unwrap().key.cuda;
         assert_eq!(cut(base.clone(), Arch::sm90()), Some(CudaShape::of(1, 4, 3, 32)));
         assert_eq!(cut(Problem { query_len: 4, ..base.clone() }, Arch::sm90()), Some(CudaShape::warpgroups(3, 2)));
-        assert_eq!(cut(Problem { query_len: 4, ..base.clone() }, Arch::sm89()), Some(CudaShape::of(4, 1, 2, 32)));
+        assert_eq!(cut(Problem { query_len: 4, ..base.clone() }, Arch::sm89()), Some(CudaShape::of(4, 2, 3, 32)));
         for p in [
             Problem { head_dim: 80, ..base.clone() },
             Problem { layout: CacheLayout::Vllm, ..base.clone() },
