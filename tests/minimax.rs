@@ -339,6 +339,7 @@ fn sizes_that_cannot_be_are_refused_before_anything_is_made() {
         let message = error(line);
         fragments.iter().for_each(|fragment| assert!(message.contains(fragment), "{line}: {message}"));
     };
+    #[cfg(not(feature = "rocm"))]
     names("--backend rocm", &["rocm"]);
     names("--page-size 64", &["--page-size: 64", "128"]);
     names("--page-size 0", &["--page-size"]);

@@ -363,10 +363,10 @@ mod tests {
         assert_eq!(ragged, 3 + 4, "{names:?}");
         names.retain(|name| !name.ends_with("_ragged"));
         let wanted = [
-            "pa_bf16_d128_p128_m1",
-            "pa_bf16_d128_p128_m1_direct",
-            "pa_bf16_d128_p128_m4",
-            "pa_bf16_d128_p128_m4_direct",
+            "pa_bf16_d128_p128_m1_nt",
+            "pa_bf16_d128_p128_m1_nt_direct",
+            "pa_bf16_d128_p128_m4_mtp_fused",
+            "pa_bf16_d128_p128_m4_mtp_fused_direct",
             "pa_write_bf16_d128_p128_bf16_shuffled",
             "pa_reduce_d128_bf16_t64",
             "pa_reduce_d128_bf16_t1024",
@@ -380,7 +380,10 @@ mod tests {
         }
         // Tiles come ragged too, under the same names, and then with every number of M-tiles.
         let count = |name: &str| names.iter().filter(|n| *n == name).count();
-        assert_eq!([count("pa_bf16_d128_p128_m1"), count("pa_bf16_d128_p128_m3"), count("pa_bf16_d128_p128_m4_direct")], [2, 1, 2]);
+        assert_eq!(
+            [count("pa_bf16_d128_p128_m1_nt"), count("pa_bf16_d128_p128_m3_mtp_fused"), count("pa_bf16_d128_p128_m4_mtp_fused_direct")],
+            [2, 1, 2]
+        );
     }
 
     #[test]

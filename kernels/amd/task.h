@@ -64,7 +64,7 @@ struct Task {
     PA_DEVICE Task(const Call &call, int slot, const WorkInfo &work) : slot(slot), rows(call, work.row) {
         const TileArgs &args = call.args;
         // A length that the table has no lanes for ends with the table.
-        context = min(args.context_lens[work.row], int(min(long(call.max_pages) * T::PAGE, 0x7fffffffl)));
+        context = min(args.context_lens[work.row], min(int(call.max_pages), 0x7fffffff / T::PAGE) * T::PAGE);
         table = call.block_tables + work.row * args.table_row;
         first_token = 0;
         window = args.window;

@@ -29,9 +29,10 @@ impl RocmTensor {
 
     /// Uninitialised.
     pub fn empty(shape: impl Into<Shape>, dtype: DType, device: &RocmDevice) -> Result<Self> {
-        let layout = Layout::contiguous(shape);
-        let bytes = byte_size(layout.shape(), dtype)?;
-        Ok(Self { storage: Arc::new(device.alloc(bytes)?), layout, dtype })
+        let shape = shape.into();
+        // Before its strides are asked for, which may pass the address space.
+        let bytes = byte_size(&shape, dtype)?;
+        Ok(Self { storage: Arc::new(device.alloc(bytes)?), layout: Layout::contiguous(shape), dtype })
     }
 
     /// `storage`'s bytes from `offset` on as a contiguous tensor. `offset` is a multiple of the element's size.

@@ -8,10 +8,11 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Cargo puts the library two folders above its tests.
+/// Cargo puts the library beside its tests; a build of it alone, a folder above them.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.parent().unwrap().parent().unwrap().join("libamdhip64.so")
+    let folders = test.ancestors().skip(1).take(2);
+    folders.map(|folder| folder.join("libamdhip64.so")).find(|file| file.exists()).unwrap()
 }
 
 #[test]
