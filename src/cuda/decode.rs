@@ -537,6 +537,7 @@ impl Checked<'_> {
                 kv_heads: clamp(dims.kv_heads),
                 rows: clamp(rows),
                 per_head: i32::from(shapes.per_head),
+                q_rows: clamp(shapes.rows),
             };
             // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
             unsafe { kernel.launch(stream, shape, gpu.overlaps(), &args) }?;
