@@ -11,6 +11,7 @@ use cdna_profile::{Counts, Static, Tag, Tags};
 use cdna_sim::{KernelInfo, Launch, Memory, Module, Trace};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use testkit::arguments::Arguments;
 
 /// A compiled kernel.
 pub struct Kernel {
@@ -178,25 +179,4 @@ fn f16(rng: &mut StdRng) -> u16 {
 /// A sign, a middling exponent, a mantissa: the same in both encodings up to a factor of 2.
 fn fp8(rng: &mut StdRng) -> u16 {
     rng.random_range(0x20..0x40) | rng.random_range(0..2u16) << 7
-}
-
-/// Kernel-argument bytes.
-#[derive(Default)]
-struct Arguments(Vec<u8>);
-
-impl Arguments {
-    fn u64(&mut self, value: u64) -> &mut Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-
-    fn u32(&mut self, value: usize) -> &mut Self {
-        self.0.extend((value as u32).to_le_bytes());
-        self
-    }
-
-    fn f32(&mut self, value: f32) -> &mut Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
 }

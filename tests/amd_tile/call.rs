@@ -8,6 +8,7 @@ use candle_paged_attn::plan::{HostPlan, PlanRequest, TileRange, capacity};
 use candle_paged_attn::quant::fp8;
 use candle_paged_attn::registry::{Arch, ArchName, Flags, Problem, ScaleMode, Selection, select};
 use cdna_sim::{Counters, Launch, Memory};
+use testkit::arguments::Arguments;
 use testkit::cases::Case;
 use testkit::reference::floats;
 
@@ -193,7 +194,7 @@ impl TileCall {
         let (out, lse, statistics) = (nan(out_bytes), nan(vectors * 4), nan(slots * heads * rows * 8));
         let scale = spec.softmax_scale.unwrap_or((d as f64).sqrt().recip() as f32);
 
-        let mut args = Args::default();
+        let mut args = Arguments::default();
         args.u64(work).u64(upload(&tables.bytes) + tables.offset).u64(upload(&q.bytes) + q.offset);
         args.u32(self.max_pages).u32(self.lens.len()).u32(q.strides[0]).u32(q.strides[1]);
         args.u64(if direct { reduce } else { statistics }).u64(lend(&key) + key.offset);
@@ -279,25 +280,6 @@ impl TileCall {
 
 fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
-}
-
-/// Kernel-argument bytes.
-#[derive(Default)]
-struct Args(Vec<u8>);
-
-impl Args {
-    fn u64(&mut self, value: u64) -> &mut Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-    fn u32(&mut self, value: usize) -> &mut Self {
-        self.0.extend((value as u32).to_le_bytes());
-        self
-    }
-    fn f32(&mut self, value: f32) -> &mut Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
 }
 
 /// A tensor's storage as bytes, where it starts in it, and its strides in elements.
