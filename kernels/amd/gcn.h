@@ -77,8 +77,12 @@ PA_DEVICE u64 opaque(u64 x) {
     return x;
 }
 
-// A value of this lane that is not looked through: what it is made into is not computed, nor waited for, earlier.
+// A value of this lane that is not looked through: what it is made into is not computed, nor waited for, earlier, nor kept in scalar registers.
 PA_DEVICE u32 opaque_lane(u32 x) {
+    asm("" : "+v"(x));
+    return x;
+}
+PA_DEVICE float opaque_lane(float x) {
     asm("" : "+v"(x));
     return x;
 }
