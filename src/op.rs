@@ -12,6 +12,7 @@ pub(crate) mod shapes;
 use candle::op::BackpropOp;
 use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail};
 
+use call::Described;
 pub(crate) use cpu::Operand;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) use cpu::row_strides;
@@ -206,13 +207,7 @@ pub fn paged_decode_into(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<()> {
-    if out.shape() != q.shape() || out.dtype() != q.dtype() {
-        bail!("out: {:?} {:?}, but q is {:?} {:?}", out.dtype(), out.dims(), q.dtype(), q.dims())
-    }
-    shapes::check_last_contiguous("out", out.layout())?;
-    if out.layout().has_internal_overlap() {
-        bail!("out: elements of {:?} with strides {:?} share memory", out.dims(), out.layout().stride())
-    }
+    shapes::check_output(out.meta(), q.meta())?;
     let scales = [("k_scale", &options.k_scale), ("v_scale", &options.v_scale)];
     let scales = scales.iter().filter_map(|(name, scale)| scale.tensor().map(|t| (*name, t)));
     let others = [("q", q), ("key_cache", key_cache), ("value_cache", value_cache)];

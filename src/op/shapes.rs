@@ -121,6 +121,18 @@ pub(crate) fn check_query_dtype(name: &str, dtype: DType) -> Result<()> {
     }
 }
 
+/// Refuses an output that is not of q's shape and dtype, or cannot be written row by row.
+pub(crate) fn check_output(out: Meta<'_>, q: Meta<'_>) -> Result<()> {
+    if out.layout.dims() != q.layout.dims() || out.dtype != q.dtype {
+        bail!("out: {:?} {:?}, but q is {:?} {:?}", out.dtype, out.layout.dims(), q.dtype, q.layout.dims())
+    }
+    check_last_contiguous("out", out.layout)?;
+    if out.layout.has_internal_overlap() {
+        bail!("out: elements of {:?} with strides {:?} share memory", out.layout.dims(), out.layout.stride())
+    }
+    Ok(())
+}
+
 /// Refuses a tensor whose last dim is strided.
 pub(crate) fn check_last_contiguous(name: &str, layout: &Layout) -> Result<()> {
     match (layout.dims().last(), layout.stride().last()) {

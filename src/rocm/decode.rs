@@ -15,7 +15,7 @@ use crate::gpu::launch::{self, LaunchShape};
 use crate::gpu::plan_shape::{PlanShape, clamp};
 use crate::op::call::{Call, Described, options_meta};
 use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem};
-use crate::op::shapes::{Shapes, check_last_contiguous};
+use crate::op::shapes::{Shapes, check_output};
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{PlannerBlock, TILE_TOKENS};
 use crate::registry::{M_TILE_ROWS, Selection};
@@ -140,13 +140,7 @@ impl<'a> Tensors<'a> {
             check_device(name, tensor, device)?;
             tensor.meta().check_bounds(name, tensor.storage_elements())?;
         }
-        if out.dims() != q.dims() || out.dtype() != q.dtype() {
-            bail!("out: {:?} {:?}, but q is {:?} {:?}", out.dtype(), out.dims(), q.dtype(), q.dims())
-        }
-        check_last_contiguous("out", out.layout())?;
-        if out.layout().has_internal_overlap() {
-            bail!("out: elements of {:?} with strides {:?} share memory", out.dims(), out.stride())
-        }
+        check_output(out.meta(), q.meta())?;
         if let Some(lse) = self.lse
             && lse.elem_count() > 0
             && lse.shares_storage(out)
