@@ -2,11 +2,12 @@
 
 use candle::{DType, Result, bail};
 
-use crate::cache::{CacheLayout, KvDtype};
-use crate::gpu::macros::{defines, layout_code, mark, query_code, query_name, scales_code};
+use crate::cache::KvDtype;
+pub use crate::gpu::specialize::WriteKey;
+use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split, TILE_TOKENS};
-use crate::registry::{Arch, ArchName, M_TILE_ROWS, ScaleMode, Selection, block_rows};
+use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
 ///
@@ -89,74 +90,19 @@ pub fn plan(arch: &Arch, rows: usize, ragged: bool) -> Result<Specialization> {
         bail!("plan: {rows} rows are more than a planner's block holds on {}; plan on the host", arch.name)
     }
     // Past 256 rows a thread has several, which the min-max split of the device does not do.
-    let min_max = Split::of(rows, arch) == Split::MinMax;
-    if min_max && bucket > crate::plan::PLANNER_THREADS {
+    if Split::of(rows, arch) == Split::MinMax && bucket > crate::plan::PLANNER_THREADS {
         bail!("plan: {rows} rows, the device plans up to {}; plan on the host", crate::plan::PLANNER_THREADS)
     }
-    let split = if min_max { "minmax" } else { "proportional" };
-    let kernel = format!("pa_plan_r{bucket}_{split}{}", mark(ragged, "_ragged"));
-    let defines = defines(&[("PA_BUCKET", bucket)], &[("PA_MIN_MAX", min_max), ("PA_RAGGED", ragged)]);
-    Ok(specialization(arch.name, Source::Plan, kernel, defines))
+    shared::plan(arch, rows, ragged)
 }
 
 /// Shared memory that a kernel may declare.
 const STATIC_SHARED: usize = 48 << 10;
 
-/// What a kernel that writes new tokens into their pages is specialized on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WriteKey {
-    /// What it runs on.
-    pub arch: ArchName,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Tokens of a page.
-    pub page_size: usize,
-    /// Dtype of the new k and v.
-    pub dtype: DType,
-    /// What the cache stores.
-    pub kv_dtype: KvDtype,
-    /// How its elements are scaled.
-    pub scales: ScaleMode,
-    /// Where it stores them.
-    pub layout: CacheLayout,
-}
-
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
-    let WriteKey { arch, head_dim, page_size, dtype, kv_dtype, scales, layout } = *key;
-    if kv_dtype == KvDtype::F32 {
-        bail!("key_cache: {arch} has no kernel that writes an F32 cache yet (BF16, F16, FP8 and MXFP4 it has)")
+    if key.kv_dtype == KvDtype::F32 {
+        bail!("key_cache: {} has no kernel that writes an F32 cache yet (BF16, F16, FP8 and MXFP4 it has)", key.arch)
     }
-    // As for the tile, an FP8 cache without scales has scalar ones of 1.
-    let scales = if kv_dtype == KvDtype::Fp8 { scales.max(ScaleMode::Scalar) } else { scales };
-    let scaled = match scales {
-        ScaleMode::Scalar => "_scalar",
-        ScaleMode::PerToken => "_token",
-        ScaleMode::None | ScaleMode::Block => "",
-    };
-    let (kv, query) = (kv_dtype.name(), query_name(dtype)?);
-    let kernel = format!("pa_write_{kv}_d{head_dim}_p{page_size}_{query}{scaled}_{}", layout.name());
-    let number = [
-        ("PA_HEAD_DIM", head_dim),
-        ("PA_PAGE", page_size),
-        ("PA_QUERY", query_code(dtype)?),
-        ("PA_KV", kv_code(kv_dtype)),
-        ("PA_SCALES", scales_code(scales)),
-        ("PA_LAYOUT", layout_code(layout)),
-    ];
-    Ok(specialization(arch, Source::Write, kernel, defines(&number, &[])))
-}
-
-fn specialization(arch: ArchName, source: Source, kernel: String, defines: Vec<(String, String)>) -> Specialization {
-    Specialization { arch, source, kernel, defines, options: vec![] }
-}
-
-fn kv_code(kv: KvDtype) -> usize {
-    match kv {
-        KvDtype::Bf16 => 0,
-        KvDtype::F16 => 1,
-        KvDtype::Fp8 => 2,
-        KvDtype::Mxfp4 => 3,
-        KvDtype::F32 => 4,
-    }
+    shared::write(key)
 }

@@ -4,6 +4,6 @@
 pub(crate) mod args;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod launch;
-pub(crate) mod macros;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod plan_shape;
+pub(crate) mod specialize;

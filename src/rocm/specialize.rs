@@ -2,12 +2,12 @@
 
 use candle::{DType, Result, bail};
 
-use crate::cache::{CacheLayout, KvDtype};
+use crate::cache::KvDtype;
 use crate::gpu::launch;
-use crate::gpu::macros::{defines, layout_code, mark, query_code, query_name, scales_code};
+use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
+pub use crate::gpu::specialize::{WriteKey, plan};
 use crate::jit::{Source, Specialization};
-use crate::plan::{PlannerBlock, Split};
-use crate::registry::{self, Arch, ArchName, Flags, KernelKey, Problem, ScaleMode, Selection};
+use crate::registry::{self, Arch, ArchName, Flags, KernelKey, Problem, Selection};
 
 /// Schedules that the kernels have. Where the registry's tables call for another, the generic tile runs.
 const WRITTEN: Flags = Flags {
@@ -45,13 +45,14 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
     if !matches!(key.arch, ArchName::Gfx942 | ArchName::Gfx950) {
         bail!("arch: {} has no attention tile among the AMD kernels", key.arch)
     }
+    check_cache(key.kv_dtype, key.arch)?;
     let number = [
         ("PA_HEAD_DIM", key.head_dim),
         ("PA_PAGE", key.page_size),
         ("PA_GROUP", key.group),
         ("PA_M_TILES", key.m_tiles),
         ("PA_QUERY", query_code(key.query_dtype)?),
-        ("PA_KV", kv_code(key.kv_dtype, key.arch)?),
+        ("PA_KV", kv_code(key.kv_dtype)),
         ("PA_SCALES", scales_code(key.scales)),
         ("PA_LAYOUT", layout_code(key.layout)),
         ("PA_WAVES_PER_EU", selection.waves_per_eu),
@@ -104,70 +105,16 @@ pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, thre
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged)])))
 }
 
-/// The device planner for `rows` plan rows.
-///
-/// Errors: more rows than a block has LDS for; such a batch is planned on the host.
-pub fn plan(arch: &Arch, rows: usize, ragged: bool) -> Result<Specialization> {
-    let PlannerBlock { bucket, .. } = PlannerBlock::new(rows, arch)?;
-    let min_max = Split::of(rows, arch) == Split::MinMax;
-    let split = if min_max { "minmax" } else { "proportional" };
-    let kernel = format!("pa_plan_r{bucket}_{split}{}", mark(ragged, "_ragged"));
-    let defines = defines(&[("PA_BUCKET", bucket)], &[("PA_MIN_MAX", min_max), ("PA_RAGGED", ragged)]);
-    Ok(specialization(arch.name, Source::Plan, kernel, defines))
-}
-
-/// What a kernel that writes new tokens into their pages is specialized on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WriteKey {
-    /// What it runs on.
-    pub arch: ArchName,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Tokens of a page.
-    pub page_size: usize,
-    /// Dtype of the new k and v.
-    pub dtype: DType,
-    /// What the cache stores.
-    pub kv_dtype: KvDtype,
-    /// How its elements are scaled.
-    pub scales: ScaleMode,
-    /// Where it stores them.
-    pub layout: CacheLayout,
-}
-
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
-    let WriteKey { arch, head_dim, page_size, dtype, kv_dtype, scales, layout } = *key;
-    // As for the tile, an FP8 cache without scales has scalar ones of 1.
-    let scales = if kv_dtype == KvDtype::Fp8 { scales.max(ScaleMode::Scalar) } else { scales };
-    let scaled = match scales {
-        ScaleMode::Scalar => "_scalar",
-        ScaleMode::PerToken => "_token",
-        ScaleMode::None | ScaleMode::Block => "",
-    };
-    let (kv, query) = (kv_dtype.name(), query_name(dtype)?);
-    let kernel = format!("pa_write_{kv}_d{head_dim}_p{page_size}_{query}{scaled}_{}", layout.name());
-    let number = [
-        ("PA_HEAD_DIM", head_dim),
-        ("PA_PAGE", page_size),
-        ("PA_QUERY", query_code(dtype)?),
-        ("PA_KV", kv_code(kv_dtype, arch)?),
-        ("PA_SCALES", scales_code(scales)),
-        ("PA_LAYOUT", layout_code(layout)),
-    ];
-    Ok(specialization(arch, Source::Write, kernel, defines(&number, &[])))
+    check_cache(key.kv_dtype, key.arch)?;
+    shared::write(key)
 }
 
-fn specialization(arch: ArchName, source: Source, kernel: String, defines: Vec<(String, String)>) -> Specialization {
-    Specialization { arch, source, kernel, defines, options: vec![] }
-}
-
-fn kv_code(kv: KvDtype, arch: ArchName) -> Result<usize> {
+/// Refuses what no AMD kernel reads or writes.
+fn check_cache(kv: KvDtype, arch: ArchName) -> Result<()> {
     match kv {
-        KvDtype::Bf16 => Ok(0),
-        KvDtype::F16 => Ok(1),
-        KvDtype::Fp8 => Ok(2),
-        KvDtype::Mxfp4 => Ok(3),
         KvDtype::F32 => bail!("key_cache: {arch} has no kernel for an F32 cache (BF16, F16, FP8, and MXFP4 on gfx950)"),
+        KvDtype::Bf16 | KvDtype::F16 | KvDtype::Fp8 | KvDtype::Mxfp4 => Ok(()),
     }
 }
