@@ -366,7 +366,7 @@ impl Checked<'_> {
         let no_pages = dims.pages == 0 || shapes.max_pages == 0;
         let zero_lens = room.scratch(if no_pages { plan_rows * 4 } else { 0 });
         let is_split = match plan {
-            Plan::Host(plan) => plan.reduce.iter().any(|&[_, count]| count > 1),
+            Plan::Host(plan) => !plan.is_one_task_a_row(),
             Plan::Device { .. } => slots > plan_rows,
             Plan::Free => false,
         };

@@ -41,7 +41,11 @@ impl Prepared {
         let shapes = Shapes::new(call)?;
         let rows = check_tables(&shapes, tables, call.options.window)?;
         let plan = plan(&shapes, &rows, call, given, arch)?;
-        let selection = select(&problem(&shapes, call, longest(&rows), plan.capacity(), arch), arch)?;
+        // Whether each row is one task is the plan's to say, not the options', which a given plan need not follow.
+        let plan_free = plan.is_one_task_a_row();
+        let capacity = if plan_free { plan.reduce.len() } else { plan.capacity() };
+        let problem = Problem { plan_free, max_partitions: None, ..problem(&shapes, call, longest(&rows), capacity, arch) };
+        let selection = select(&problem, arch)?;
         Ok(Self { shapes, rows, plan, selection })
     }
 

@@ -67,6 +67,11 @@ impl HostPlan {
         self.work.len()
     }
 
+    /// Whether no row is more than one task: then nothing is merged, and a row's slot may as well be its own number.
+    pub fn is_one_task_a_row(&self) -> bool {
+        self.reduce.iter().all(|&[_, count]| count <= 1)
+    }
+
     /// Slots that hold a task.
     pub fn tasks(&self) -> usize {
         self.work.iter().filter(|record| record[0] >= 0).count()

@@ -15,7 +15,7 @@ use crate::append::AppendAndAttend;
 use crate::cache::{CacheLayout, KvDtype, LayerCache, check_bounds, layer_of};
 use crate::case;
 use crate::op::call::{Call, Described, Meta, options_meta};
-use crate::op::decide::{Prepared, longest, problem};
+use crate::op::decide::{Prepared, longest};
 use crate::op::locks::Locks;
 use crate::op::{CallSummary, Operand, PagedDecode, with_cache};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
@@ -41,12 +41,12 @@ pub fn paged_decode(
     with_operands([("q", q), ("key_cache", key_cache), ("value_cache", value_cache)], |[q, key, value]| {
         case::check_recorder()?;
         let cache = CacheMeta::new([key, value].map(|(storage, layout)| Meta::of(storage, layout)), options);
-        let decision = Decision::new(&op, q, &cache, device)?;
+        let prepared = prepare(&op, q, &cache, device)?;
         case::maybe_record(q, key, value, block_tables, context_lens, options)?;
         let layer = upload_layer(key_cache, value_cache, options, device)?;
-        let staged = Staged::new(&op, &decision, q, None, device)?;
-        let lse = RocmTensor::empty((decision.prepared.shapes.rows, decision.prepared.shapes.q_heads), DType::F32, device)?;
-        staged.decode(&layer, options.layout, &decision, Some(&lse))?.run()?;
+        let staged = Staged::new(&op, &prepared, q, None, device)?;
+        let lse = RocmTensor::empty((prepared.shapes.rows, prepared.shapes.q_heads), DType::F32, device)?;
+        staged.decode(&layer, options.layout, &prepared, Some(&lse))?.run()?;
         Ok((staged.out.to_tensor()?, lse.to_tensor()?))
     })
 }
@@ -64,7 +64,7 @@ pub fn explain_call(
     let op = PagedDecode::new(block_tables, context_lens, options);
     with_operands([("q", q), ("key_cache", key_cache), ("value_cache", value_cache)], |[q, key, value]| {
         let cache = CacheMeta::new([key, value].map(|(storage, layout)| Meta::of(storage, layout)), options);
-        Ok(Decision::new(&op, q, &cache, device)?.prepared.summary())
+        Ok(prepare(&op, q, &cache, device)?.summary())
     })
 }
 
@@ -85,11 +85,11 @@ impl RocmPages {
             v_scale: layer.v_scale.map(RocmTensor::meta),
             layout: self.layout(),
         };
-        let decision = Decision::new(&decode, q, &cache, device)?;
+        let prepared = prepare(&decode, q, &cache, device)?;
         let tokens = NewTokens::new(k, v, &op.slot_mapping, self.dims())?;
-        let staged = Staged::new(&decode, &decision, q, Some(&tokens), device)?;
+        let staged = Staged::new(&decode, &prepared, q, Some(&tokens), device)?;
         let write = self.writer(layer, &tokens, &staged.upload, staged.tokens)?;
-        let decode = staged.decode(layer, self.layout(), &decision, None)?;
+        let decode = staged.decode(layer, self.layout(), &prepared, None)?;
         write.run()?;
         if case::is_recording() {
             self.record(&PagedDecode::new(&op.block_tables, &op.context_lens, &op.options), q, layer)?;
@@ -142,40 +142,21 @@ impl<'a> CacheMeta<'a> {
     }
 }
 
-/// What is decided of a call whose tables are on the host.
-struct Decision {
-    prepared: Prepared,
-    /// Each row is at most one task: no plan is uploaded.
-    free: bool,
-}
-
-impl Decision {
-    fn new(op: &PagedDecode, q: Operand<'_>, cache: &CacheMeta<'_>, device: &RocmDevice) -> Result<Self> {
-        let mut call = Call {
-            q: Meta::of(q.0, q.1),
-            key: cache.key,
-            value: cache.value,
-            // Contiguous on the device, as q is there.
-            out: None,
-            block_tables: op.block_tables.meta(),
-            context_lens: op.context_lens.meta(),
-            options: DecodeOptions { k_scale: cache.k_scale, v_scale: cache.v_scale, layout: cache.layout, ..options_meta(&op.options) },
-        };
-        let mut prepared = Prepared::new(&call, &op.host_tables(), op.given_plan()?, device.arch(), specialize::select)?;
-        check_bounds("q", q.0, q.1)?;
-        let free = prepared.plan.reduce.iter().all(|&[_, count]| count <= 1);
-        // Whether each row is one partition is the plan's to say, not the options', which a given plan may not follow.
-        let capacity = if free {
-            call.options.plan = PlanChoice::Free;
-            prepared.plan.reduce.len()
-        } else {
-            call.options.max_partitions = None;
-            prepared.plan.capacity()
-        };
-        let problem = problem(&prepared.shapes, &call, longest(&prepared.rows), capacity, device.arch());
-        prepared.selection = specialize::select(&problem, device.arch())?;
-        Ok(Self { prepared, free })
-    }
+/// Decides a call whose tables are on the host.
+fn prepare(op: &PagedDecode, q: Operand<'_>, cache: &CacheMeta<'_>, device: &RocmDevice) -> Result<Prepared> {
+    let call = Call {
+        q: Meta::of(q.0, q.1),
+        key: cache.key,
+        value: cache.value,
+        // Contiguous on the device, as q is there.
+        out: None,
+        block_tables: op.block_tables.meta(),
+        context_lens: op.context_lens.meta(),
+        options: DecodeOptions { k_scale: cache.k_scale, v_scale: cache.v_scale, layout: cache.layout, ..options_meta(&op.options) },
+    };
+    let prepared = Prepared::new(&call, &op.host_tables(), op.given_plan()?, device.arch(), specialize::select)?;
+    check_bounds("q", q.0, q.1)?;
+    Ok(prepared)
 }
 
 /// A call's small tensors on the device, uploaded as one.
@@ -191,8 +172,8 @@ struct Staged {
 }
 
 impl Staged {
-    fn new(op: &PagedDecode, decision: &Decision, q: Operand<'_>, tokens: Option<&NewTokens<'_>>, device: &RocmDevice) -> Result<Self> {
-        let (options, plan) = (&op.options, &decision.prepared.plan);
+    fn new(op: &PagedDecode, prepared: &Prepared, q: Operand<'_>, tokens: Option<&NewTokens<'_>>, device: &RocmDevice) -> Result<Self> {
+        let (options, plan) = (&op.options, &prepared.plan);
         let small = |name, tensor: &Tensor| tensor_bytes(name, tensor).map(Cow::Owned);
         let mut parts: Vec<Cow<'_, [u8]>> =
             vec![contiguous_bytes(q)?, small("block_tables", &op.block_tables)?, small("context_lens", &op.context_lens)?];
@@ -202,7 +183,7 @@ impl Staged {
         };
         let query_start = options.query_start.as_ref().map(|t| small("query_start", t)).transpose()?.map(&mut add);
         let sinks = options.sinks.as_ref().map(|t| small("sinks", t)).transpose()?.map(&mut add);
-        let plan_part = (!decision.free).then(|| {
+        let plan_part = (!plan.is_one_task_a_row()).then(|| {
             let work = add(Cow::Borrowed(as_bytes(plan.work.as_flattened())));
             add(Cow::Borrowed(as_bytes(plan.reduce.as_flattened())));
             work
@@ -238,7 +219,7 @@ impl Staged {
     }
 
     /// The launches over `layer`, to be run while `self` is alive.
-    fn decode(&self, layer: &LayerCache<RocmTensor>, layout: CacheLayout, decision: &Decision, lse: Option<&RocmTensor>) -> Result<Decode> {
+    fn decode(&self, layer: &LayerCache<RocmTensor>, layout: CacheLayout, prepared: &Prepared, lse: Option<&RocmTensor>) -> Result<Decode> {
         let options = RocmOptions { layout, k_scale: layer.k_scale.clone(), v_scale: layer.v_scale.clone(), ..self.options.clone() };
         let tensors = Tensors {
             q: &self.q,
@@ -249,7 +230,7 @@ impl Staged {
             out: &self.out,
             lse,
         };
-        let Prepared { shapes, rows, selection, .. } = &decision.prepared;
+        let Prepared { shapes, rows, selection, .. } = prepared;
         let decided = Decided { shapes: shapes.clone(), query_len: longest(rows), selection: selection.clone() };
         let plan = match &options.plan {
             PlanChoice::Given(plan) => Some(plan),
