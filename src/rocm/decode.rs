@@ -389,8 +389,8 @@ fn plan_shape(shapes: &Shapes, options: &RocmOptions, query_len: usize) -> PlanS
 
 /// Whether a plan could give any sequence more than one task. Batches past a planner block's rows have more rows than slots are worth.
 fn needs_plan(shapes: &Shapes, shape: PlanShape, device: &RocmDevice) -> Result<bool> {
-    let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
-    Ok(!one_tile && shape.capacity(device.arch())? > shape.rows() && PlannerBlock::new(shape.rows(), device.arch()).is_ok())
+    let one_tile = shapes.table_tokens() <= TILE_TOKENS;
+    Ok(!one_tile && shape.capacity(device.arch(), None)? > shape.rows() && PlannerBlock::new(shape.rows(), device.arch()).is_ok())
 }
 
 /// Refuses a plan that was made for another batch: it would leave tokens out.
@@ -420,7 +420,7 @@ fn validate(tensors: &Tensors<'_>, options: &RocmOptions, call: &Call<'_>, shape
         bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
     }
     if let PlanChoice::Given(plan) = &options.plan {
-        check_covers(&plan.host()?, &rows, call)?;
+        check_covers(&plan.host()?, &rows, call, device.arch())?;
     }
     Ok(())
 }
