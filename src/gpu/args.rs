@@ -122,7 +122,6 @@ pub(crate) struct PlanArgs {
     pub max_partitions: u32,
 }
 
-#[cfg(feature = "rocm")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteArgs {
