@@ -533,6 +533,7 @@ impl Checked<'_> {
             max_pages: clamp(shapes.max_pages),
             plan_rows: clamp(plan_rows),
             rows: clamp(rows),
+            q_rows: clamp(shapes.rows),
         };
         let grid = [
             count("slots", slots, i32::MAX as usize)?,

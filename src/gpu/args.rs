@@ -85,6 +85,7 @@ pub(crate) struct CudaTileArgs {
     pub max_pages: i32,
     pub plan_rows: i32,
     pub rows: i32,
+    pub q_rows: i32,
 }
 
 #[repr(C)]
