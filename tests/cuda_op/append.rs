@@ -24,7 +24,7 @@ fn it_writes_and_then_attends() -> Result<()> {
     for (dtype, quantization, layout) in caches() {
         for tables in [Tables::Host, Tables::Device] {
             let step = Step::new()?;
-            let cache = PagedKvCache::new(config(dtype, quantization, Some(layout)), &device)?;
+            let cache = PagedKvCache::new(config(dtype, quantization, Some(layout)), &*device)?;
             let (mut op, k, v) = step.prefill(&cache, &device)?;
             if tables == Tables::Device {
                 op = on_device(&op, &device)?;
@@ -48,7 +48,7 @@ fn it_writes_and_then_attends() -> Result<()> {
 fn an_error_changes_nothing() -> Result<()> {
     let Some(device) = gpu("an_error_changes_nothing") else { return Ok(()) };
     let (step, cpu) = (Step::new()?, &Device::Cpu);
-    let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &device)?;
+    let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &*device)?;
     let (op, k, v) = step.prefill(&cache, &device)?;
     let q = step.q.to_device(&device)?;
     let held = || floats(&cache.layer(1).unwrap().key.to_device(cpu).unwrap()).unwrap();
@@ -90,14 +90,14 @@ fn a_pools_steps_are_the_cpus() -> Result<()> {
     let Some(device) = gpu("a_pools_steps_are_the_cpus") else { return Ok(()) };
     let cpu = &Device::Cpu;
     let config = CacheConfig { dims: CacheDims { pages: 40, ..DIMS }, ..config(KvDtype::Bf16, Quantization::None, Some(CacheLayout::Nhd)) };
-    let (here, there) = (PagedKvCache::new(config.clone(), &device)?, PagedKvCache::new(config.clone(), cpu)?);
+    let (here, there) = (PagedKvCache::new(config.clone(), &*device)?, PagedKvCache::new(config.clone(), cpu)?);
     let mut pool = PagePool::new(config.dims.pages, config.dims.page_size)?;
     let (a, b) = (pool.allocate(), pool.allocate());
     let attend = |batches: [Batch; 2]| -> Result<()> {
         let rows = batches[0].slot_mapping.dim(0)?;
         let random = |heads| Tensor::randn(0f32, 1., (rows, heads, 64), cpu)?.to_dtype(DType::BF16);
         let new = [random(8)?, random(2)?, random(2)?];
-        let [got, want] = [(&here, &batches[0], &device), (&there, &batches[1], cpu)].map(|(cache, batch, place)| -> Result<Tensor> {
+        let [got, want] = [(&here, &batches[0], &*device), (&there, &batches[1], cpu)].map(|(cache, batch, place)| -> Result<Tensor> {
             let [q, k, v] = [0, 1, 2].map(|i| new[i].to_device(place));
             AppendAndAttend::new(cache, 1, batch)?.apply(&q?, &k?, &v?)?.to_device(cpu)
         });

@@ -35,7 +35,7 @@ fn what_is_written_is_what_the_cpu_would_hold() -> Result<()> {
     for (i, (dtype, quantization, layout)) in caches().into_iter().enumerate() {
         let input = [DType::F32, DType::BF16, DType::F16][i % 3];
         let config = config(dtype, quantization, Some(layout));
-        let (here, there) = (PagedKvCache::new(config.clone(), &device)?, PagedKvCache::new(config, cpu)?);
+        let (here, there) = (PagedKvCache::new(config.clone(), &*device)?, PagedKvCache::new(config, cpu)?);
         // A token is skipped, a slot comes twice, and k's rows are apart.
         let slots = Tensor::new(&[7i64, 8, 9, -1, 100, 8, 191, 0], cpu)?;
         let (k, v) = (tokens(8, 3, input)?, tokens(8, 2, input)?);
@@ -57,7 +57,7 @@ fn slots_on_the_device() -> Result<()> {
     let Some(device) = gpu("slots_on_the_device") else { return Ok(()) };
     let cpu = &Device::Cpu;
     let config = config(KvDtype::Fp8, Quantization::PerToken, Some(CacheLayout::Hnd));
-    let (here, there) = (PagedKvCache::new(config.clone(), &device)?, PagedKvCache::new(config, cpu)?);
+    let (here, there) = (PagedKvCache::new(config.clone(), &*device)?, PagedKvCache::new(config, cpu)?);
     let slots: Vec<i64> = (0..100).map(|token| [token % 64, 64 + token, -1, 5][token as usize % 4]).collect();
     let (k, v) = (tokens(100, 2, DType::BF16)?, tokens(100, 2, DType::BF16)?);
     let slots = Tensor::new(slots, cpu)?;
@@ -77,7 +77,7 @@ fn keys_and_values_of_different_dtypes() -> Result<()> {
     let Some(device) = gpu("keys_and_values_of_different_dtypes") else { return Ok(()) };
     let cpu = &Device::Cpu;
     let config = config(KvDtype::Bf16, Quantization::None, None);
-    let (here, there) = (PagedKvCache::new(config.clone(), &device)?, PagedKvCache::new(config, cpu)?);
+    let (here, there) = (PagedKvCache::new(config.clone(), &*device)?, PagedKvCache::new(config, cpu)?);
     let (k, v) = (tokens(4, 2, DType::BF16)?, tokens(4, 2, DType::F32)?);
     let slots = Tensor::new(&[16i64, 17, 18, 40], cpu)?;
     there.write(0, &k, &v, &slots)?;
@@ -119,7 +119,7 @@ fn pages_are_copied_in_order_in_every_layer() -> Result<()> {
     let Some(device) = gpu("pages_are_copied_in_order_in_every_layer") else { return Ok(()) };
     let cpu = &Device::Cpu;
     for (dtype, quantization, layout) in caches() {
-        let cache = PagedKvCache::new(config(dtype, quantization, Some(layout)), &device)?;
+        let cache = PagedKvCache::new(config(dtype, quantization, Some(layout)), &*device)?;
         let k = Tensor::randn(0f32, 1., (16, 2, 64), cpu)?.to_device(&device)?;
         for layer in 0..2 {
             cache.write(layer, &k, &k, &Tensor::arange(32i64, 48, cpu)?)?;
@@ -140,7 +140,7 @@ fn pages_are_copied_in_order_in_every_layer() -> Result<()> {
 fn a_cache_takes_the_layout_that_the_registry_prefers() -> Result<()> {
     let Some(device) = gpu("a_cache_takes_the_layout_that_the_registry_prefers") else { return Ok(()) };
     for (dtype, quantization) in [(KvDtype::Bf16, Quantization::None), (KvDtype::Fp8, Quantization::PerToken)] {
-        let cache = PagedKvCache::new(config(dtype, quantization, None), &device)?;
+        let cache = PagedKvCache::new(config(dtype, quantization, None), &*device)?;
         assert_eq!(cache.layout(), preferred_layout(&cuda::arch_of(&device)?, dtype));
     }
     Ok(())
@@ -149,7 +149,7 @@ fn a_cache_takes_the_layout_that_the_registry_prefers() -> Result<()> {
 #[test]
 fn what_a_device_cannot_hold_is_refused() -> Result<()> {
     let Some(device) = gpu("what_a_device_cannot_hold_is_refused") else { return Ok(()) };
-    let refused = |config: CacheConfig, fragments: &[&str]| refuses(PagedKvCache::new(config, &device), fragments);
+    let refused = |config: CacheConfig, fragments: &[&str]| refuses(PagedKvCache::new(config, &*device), fragments);
     refused(config(KvDtype::Bf16, Quantization::PerToken, None), &["quantization"]);
     refused(config(KvDtype::Mxfp4, Quantization::Block, Some(CacheLayout::Vllm)), &["layout"]);
     // More than any GPU has.
@@ -162,7 +162,7 @@ fn what_a_device_cannot_hold_is_refused() -> Result<()> {
 fn wrong_tokens_are_named_and_change_nothing() -> Result<()> {
     let Some(device) = gpu("wrong_tokens_are_named_and_change_nothing") else { return Ok(()) };
     let cpu = &Device::Cpu;
-    let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &device)?;
+    let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &*device)?;
     let k = Tensor::zeros((2, 2, 64), DType::F32, &device)?;
     let slots = Tensor::new(&[0i64, 1], cpu)?;
     cache.write(0, &k, &k, &slots)?;

@@ -27,7 +27,7 @@ fn the_last_pages_of_a_large_cache() -> Result<()> {
     for (dtype, quantization, layout) in forms {
         // 2.29e9 elements of K: past 2^31, and past 2 GiB in FP8 too.
         let dims = CacheDims { pages: PAGES, page_size: PAGE, kv_heads: 2, head_dim: 128 };
-        let cache = PagedKvCache::new(CacheConfig { layers: 1, dims, dtype, layout: Some(layout), quantization }, &device)?;
+        let cache = PagedKvCache::new(CacheConfig { layers: 1, dims, dtype, layout: Some(layout), quantization }, &*device)?;
         let tokens = 3 * PAGE + 70;
         let slots = (0..tokens).map(|t| i64::from(IDS[t / PAGE]) * PAGE as i64 + (t % PAGE) as i64).collect::<Vec<_>>();
         let random = |rows: usize, heads: usize| Tensor::randn(0f32, 1., (rows, heads, 128), cpu)?.to_dtype(DType::BF16);
@@ -36,7 +36,7 @@ fn the_last_pages_of_a_large_cache() -> Result<()> {
         let old = tokens - 4;
         cache.write(0, &there(&k, 0, old)?, &there(&v, 0, old)?, &Tensor::new(&slots[..old], cpu)?)?;
         let tables = Tensor::new(&[IDS], cpu)?;
-        for place in [cpu, &device] {
+        for place in [cpu, &*device] {
             let op = AppendAndAttend {
                 cache: &cache,
                 layer: 0,

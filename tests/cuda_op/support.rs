@@ -1,5 +1,8 @@
 //! What the tests share.
 
+use std::ops::Deref;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
 use candle::cuda_backend::CudaStorageSlice as Slice;
 use candle::cuda_backend::cudarc::driver::CudaGraph;
 use candle::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -9,25 +12,43 @@ use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, paged_decode_wi
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::reference::floats;
 
-/// The GPU; `None`, and a line that says so, where there is none.
-pub fn gpu(test: &str) -> Option<Device> {
-    match Device::new_cuda(0) {
-        Ok(device) => Some(device),
-        Err(error) => {
-            eprintln!("skipped: {test}: {}", error.to_string().lines().next().unwrap_or_default());
-            None
-        }
+/// A capture has the GPU for itself: what other threads do meanwhile, such as making a device, ends it.
+static IN_USE: RwLock<()> = RwLock::new(());
+
+/// The GPU, shared with other tests.
+pub struct Gpu {
+    device: Device,
+    _shared: RwLockReadGuard<'static, ()>,
+}
+
+impl Deref for Gpu {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
     }
 }
 
-/// A GPU on a stream that can be captured; `None`, and a line that says so, where there is none.
-pub fn capturing(test: &str) -> Option<Device> {
-    gpu(test)?;
-    let device = Device::new_cuda_with_stream(0).unwrap();
-    let Device::Cuda(cuda) = &device else { return None };
-    // SAFETY: all work is on the device's one stream.
-    unsafe { cuda.disable_event_tracking() };
-    Some(device)
+/// The GPU of a test that captures, while no other runs.
+pub struct LoneGpu {
+    pub device: Device,
+    _alone: RwLockWriteGuard<'static, ()>,
+}
+
+/// The GPU; `None`, and a line that says so, where there is none.
+pub fn gpu(test: &str) -> Option<Gpu> {
+    let _shared = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+    Some(Gpu { device: found(test, Device::new_cuda(0))?, _shared })
+}
+
+/// The GPU with a stream of its own, which can be captured; `None`, and a line that says so, where there is none.
+pub fn lone_gpu(test: &str) -> Option<LoneGpu> {
+    let _alone = IN_USE.write().unwrap_or_else(PoisonError::into_inner);
+    Some(LoneGpu { device: found(test, Device::new_cuda_with_stream(0))?, _alone })
+}
+
+fn found(test: &str, device: Result<Device>) -> Option<Device> {
+    device.inspect_err(|error| eprintln!("skipped: {test}: {}", error.to_string().lines().next().unwrap_or_default())).ok()
 }
 
 /// Work that was captured.
