@@ -13,7 +13,8 @@
 //! # Graphs
 //!
 //! A call can be captured once it was made before with the same shapes and options: that compiles its kernels and uploads what stays. Events are not to be
-//! tracked on the device (`CudaDevice::disable_event_tracking` before the tensors are made).
+//! tracked on the device (`CudaDevice::disable_event_tracking` before the tensors are made). A graph is replayed on the stream it was captured on, or in turn with it:
+//! the scratch memory is the stream's.
 //!
 //! # Kernels
 //!

@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use candle::cuda_backend::WrapErr;
@@ -24,9 +25,25 @@ thread_local! {
 /// The memory of one thread's calls on one stream.
 #[derive(Default)]
 pub(super) struct Workspace {
-    room: Option<CudaSlice<u8>>,
+    room: Option<Room>,
     scalars: HashMap<u32, CudaSlice<f32>>,
     free_plans: HashMap<(usize, i32), CudaSlice<i32>>,
+}
+
+/// Scratch memory that a stream's calls use one after the other.
+struct Room {
+    slice: ManuallyDrop<CudaSlice<u8>>,
+    /// A captured graph uses it too: it is never freed.
+    is_captured: bool,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if !self.is_captured {
+            // SAFETY: dropped here alone, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.slice) }
+        }
+    }
 }
 
 /// Device memory of one call. A part that is the call's own is freed in the stream's order when this is dropped.
@@ -64,17 +81,23 @@ pub(super) fn upload(to: u64, bytes: &[u8], stream: &CudaStream) -> Result<()> {
 }
 
 impl Workspace {
-    /// `bytes` of uninitialised memory until the next call. A graph gets memory of its own, as this one may grow after the capture.
+    /// `bytes` of uninitialised memory until the next call.
+    ///
+    /// A graph takes what the call before the capture left (allocations among its nodes would keep one call's kernels from starting while those of the
+    /// call before drain), so that its replays and other calls take turns in the stream; where that is too little it allocates.
     pub fn room(&mut self, bytes: usize, own: &mut Own, stream: &Arc<CudaStream>) -> Result<u64> {
-        if is_capturing(stream)? {
-            return own.add(bytes, stream);
+        let is_capturing = is_capturing(stream)?;
+        match &mut self.room {
+            Some(room) if room.slice.num_bytes() >= bytes => room.is_captured |= is_capturing,
+            _ if is_capturing => return own.add(bytes, stream),
+            room => {
+                *room = None;
+                // SAFETY: written before it is read.
+                let slice = unsafe { stream.alloc(bytes.next_multiple_of(STEP)) }.w()?;
+                *room = Some(Room { slice: ManuallyDrop::new(slice), is_captured: false });
+            }
         }
-        if self.room.as_ref().is_none_or(|room| room.num_bytes() < bytes) {
-            self.room = None;
-            // SAFETY: written before it is read.
-            self.room = Some(unsafe { stream.alloc(bytes.next_multiple_of(STEP)) }.w()?);
-        }
-        Ok(self.room.as_ref().map_or(0, |room| address(room, stream)))
+        Ok(self.room.as_ref().map_or(0, |room| address(&room.slice, stream)))
     }
 
     /// One F32 on the device.

@@ -45,6 +45,34 @@ fn a_replay_sees_changed_inputs() -> Result<()> {
     Ok(())
 }
 
+/// Replays go on in the scratch memory that they were captured with when another call has come to need more, and nobody else gets it.
+#[test]
+fn a_replay_after_a_larger_call() -> Result<()> {
+    let Some(gpu) = captured_gpu("a_replay_after_a_larger_call") else { return Ok(()) };
+    let device = &gpu.device;
+    let of = |query_len| CaseSpec {
+        lens: vec![5000, 300],
+        query_lens: vec![query_len],
+        kv_heads: 4,
+        group: 16,
+        ..spec(KvDtype::Bf16, Scales::None)
+    };
+    let (case, larger) = (of(1).build()?, of(4).build()?);
+    let mut call = on(&case, device, Tables::Device)?;
+    call.options.validate = false;
+    let out = Tensor::zeros(call.q.shape(), call.q.dtype(), device)?;
+    let decode =
+        || paged_decode_into(&out, &call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options);
+    let graph = Graph::of(device, decode)?;
+    run(&on(&larger, device, Tables::Device)?)?;
+    let others = Tensor::full(7f32, 1 << 18, &Device::Cpu)?;
+    let others = (0..16).map(|_| others.to_device(device)).collect::<Result<Vec<_>>>()?;
+    graph.replay()?;
+    case.expected()?.compare(&out.to_device(&Device::Cpu)?, None, 8e-3, 0.)?;
+    assert!(others.iter().all(|other| other.to_vec1::<f32>().unwrap().iter().all(|&x| x == 7.0)));
+    Ok(())
+}
+
 /// A whole step: new tokens written, the plan made, attended; every input changes from replay to replay.
 #[test]
 fn a_captured_step_writes_plans_and_attends() -> Result<()> {
