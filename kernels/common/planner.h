@@ -94,7 +94,7 @@ template <int BUCKET> PA_DEVICE MinMaxRule min_max_rule(const PlanArgs &args, co
     longest = wave_max(longest);
     if (filled == 0 || capacity <= filled) return {MAX_TILES, args.max_partitions};
     unsigned spare = capacity - filled;
-    unsigned low = min_of(total / capacity + 1, longest), high = min_of(total / spare + 1, longest);
+    unsigned low = min_of(total / capacity, longest - 1) + 1, high = min_of(total / spare, longest - 1) + 1;
     while (low < high) {
         MinMaxRule rule(low + (high - low) / 2, args.max_partitions);
         unsigned tasks = 0;
