@@ -21,7 +21,7 @@ use crate::op::locks::Locks;
 use crate::op::shapes::Shapes;
 use crate::op::{CallSummary, PagedDecode};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
-use crate::plan::{HostPlan, PLANNER_THREADS, TILE_TOKENS};
+use crate::plan::{HostPlan, PLANNER_THREADS};
 use crate::registry::{self, Problem, ScaleMode, Selection, block_rows};
 
 /// A tensor's storage with its layout.
@@ -43,6 +43,29 @@ pub(crate) fn attend_new(
     let mut lse = if with_lse { Some(empty(DType::F32, lse_layout.shape().elem_count(), device)?) } else { None };
     call.run((&mut out, &layout), lse.as_mut().map(|lse| (lse, &lse_layout)))?;
     Ok((out, lse))
+}
+
+/// The decisions of a call that is to follow with the same tensors; its kernels are loaded.
+pub(crate) fn decide(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<Decided> {
+    let call = Checked::new(op, q, key, value, None)?;
+    call.load()?;
+    Ok(call.decided)
+}
+
+/// Attends into fresh contiguous storage of q's shape and dtype, as was decided.
+pub(crate) fn attend_decided(
+    op: &PagedDecode,
+    decided: Decided,
+    q: Operand<'_>,
+    key: Operand<'_>,
+    value: Operand<'_>,
+) -> Result<CudaStorage> {
+    let device = &q.0.device;
+    let call = Checked { op, q, key, value, gpu: Gpu::of(device)?, stream: device.cuda_stream(), decided };
+    let layout = Layout::contiguous(q.1.shape());
+    let mut out = empty(call.decided.shapes.q_dtype, layout.shape().elem_count(), device)?;
+    call.run((&mut out, &layout), None)?;
+    Ok(out)
 }
 
 /// Attends into `out`, which has q's shape and dtype.
@@ -86,13 +109,13 @@ enum Plan {
     /// Made or checked on the host, to be uploaded.
     Host(Arc<HostPlan>),
     /// In memory, or to be made there by the planner first.
-    Device { capacity: usize, made: bool },
+    Device { capacity: usize, made: bool, one_tile_tasks: bool },
     /// One task a row.
     Free,
 }
 
 /// What was decided of a call.
-struct Decided {
+pub(crate) struct Decided {
     shapes: Shapes,
     /// New tokens of the longest sequence.
     query_len: usize,
@@ -156,24 +179,30 @@ fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaS
         (Some(_), Some(most)) => most.min(shapes.rows),
     };
     if options.validate && !is_capturing(stream)? {
-        validate(op, call, &shapes, query_len)?;
+        validate(op, call, gpu, &shapes, query_len)?;
     }
     let shape = plan_shape(&shapes, options, query_len);
-    let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
+    let tiles = table_tiles(&shapes, gpu);
     let plan = match &options.plan {
         PlanChoice::Given(plan) => {
             if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
                 bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
             }
             match plan.work_info().device() {
-                Device::Cuda(_) => Plan::Device { capacity: plan.capacity(), made: true },
+                Device::Cuda(_) => Plan::Device {
+                    capacity: plan.capacity(),
+                    made: true,
+                    one_tile_tasks: plan.made_on_host().is_some_and(|plan| plan.longest_task() <= 1),
+                },
                 _ => Plan::Host(plan.host()?),
             }
         }
         PlanChoice::Free => Plan::Free,
-        PlanChoice::Default => match shape.capacity(&gpu.arch)? {
+        PlanChoice::Default => match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
             // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-            capacity if capacity > shape.rows() && !one_tile && shape.rows() <= PLANNER_THREADS => Plan::Device { capacity, made: false },
+            capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
+                Plan::Device { capacity, made: false, one_tile_tasks: shape.rows().saturating_mul(tiles) <= capacity }
+            }
             _ => Plan::Free,
         },
     };
@@ -195,9 +224,28 @@ impl Decided {
         }
     }
 
-    fn problem(&self, call: &Call<'_>, gpu: &Gpu) -> Problem {
-        problem(&self.shapes, call, self.query_len, self.slots(), &gpu.arch)
+    /// Whether a row may have several tasks, whose results are merged.
+    fn is_split(&self) -> bool {
+        match &self.plan {
+            Plan::Host(plan) => !plan.is_one_task_a_row(),
+            Plan::Device { .. } => self.slots() > self.plan_rows(),
+            Plan::Free => false,
+        }
     }
+
+    fn problem(&self, call: &Call<'_>, gpu: &Gpu) -> Problem {
+        let one_tile_tasks = match &self.plan {
+            Plan::Host(plan) => plan.longest_task() <= 1,
+            Plan::Device { one_tile_tasks, .. } => *one_tile_tasks,
+            Plan::Free => table_tiles(&self.shapes, gpu) <= 1,
+        };
+        Problem { one_tile_tasks, ..problem(&self.shapes, call, self.query_len, self.slots(), &gpu.arch) }
+    }
+}
+
+/// Tiles that a row of the block table has room for.
+fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
+    shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
 }
 
 fn plan_shape(shapes: &Shapes, options: &DecodeOptions, query_len: usize) -> PlanShape {
@@ -215,7 +263,7 @@ fn plan_shape(shapes: &Shapes, options: &DecodeOptions, query_len: usize) -> Pla
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize) -> Result<()> {
+fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query_len: usize) -> Result<()> {
     let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
     let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
@@ -225,7 +273,7 @@ fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize
         bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
     }
     match op.given_plan()? {
-        Some(plan) => check_covers(&plan, &rows, call),
+        Some(plan) => check_covers(&plan, &rows, call, &gpu.arch),
         None => Ok(()),
     }
 }
@@ -365,19 +413,11 @@ impl Checked<'_> {
         let planned = room.scratch(if matches!(plan, Plan::Device { made: false, .. }) { slots * 16 + plan_rows * 8 } else { 0 });
         let no_pages = dims.pages == 0 || shapes.max_pages == 0;
         let zero_lens = room.scratch(if no_pages { plan_rows * 4 } else { 0 });
-        let is_split = match plan {
-            Plan::Host(plan) => !plan.is_one_task_a_row(),
-            Plan::Device { .. } => slots > plan_rows,
-            Plan::Free => false,
-        };
+        let is_split = decided.is_split();
         let states = if is_split { slots * heads * rows } else { 0 };
         let (partial, statistics) = (room.scratch(states * dims.head_dim * 4), room.scratch(states * 8));
         let base = workspace.room(room.bytes, &mut own, stream)?;
-        if !room.uploads.is_empty() {
-            // SAFETY: as many bytes as were laid out; pageable memory is copied before the call returns.
-            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(base, room.uploads.as_ptr().cast(), room.uploads.len(), stream.cu_stream()) };
-            check(copied, format_args!("uploading {} bytes of tables", room.uploads.len()))?;
-        }
+        workspace::upload(base, &room.uploads, stream)?;
         let mut small = |i: usize| -> Result<u64> {
             let (name, small) = smalls[i];
             match small {
@@ -433,10 +473,7 @@ impl Checked<'_> {
                 [work?, reduce?]
             }
             (Plan::Device { made: false, .. }, _) => [base + planned as u64, base + (planned + slots * 16) as u64],
-            (Plan::Free | Plan::Host(_), _) => {
-                let tiles = shapes.max_pages.saturating_mul(dims.page_size).div_ceil(TILE_TOKENS);
-                workspace.free_plan(plan_rows, clamp(tiles), stream)?
-            }
+            (Plan::Free | Plan::Host(_), _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, gpu)), stream)?,
         };
 
         // Launches.
@@ -509,6 +546,7 @@ impl Checked<'_> {
             max_pages: clamp(shapes.max_pages),
             plan_rows: clamp(plan_rows),
             rows: clamp(rows),
+            q_rows: clamp(shapes.rows),
         };
         let grid = [
             count("slots", slots, i32::MAX as usize)?,
@@ -545,9 +583,22 @@ impl Checked<'_> {
         Ok(())
     }
 
+    /// Compiles and loads the call's kernels, where they are not.
+    fn load(&self) -> Result<()> {
+        let Self { gpu, stream, decided, op, .. } = self;
+        gpu.tile(stream, &decided.selection)?;
+        if matches!(decided.plan, Plan::Device { made: false, .. }) {
+            gpu.planner(stream, decided.plan_rows(), op.options.query_start.is_some())?;
+        }
+        if decided.is_split() {
+            self.reducer(decided.slots(), decided.plan_rows())?;
+        }
+        Ok(())
+    }
+
     fn reducer(&self, slots: usize, plan_rows: usize) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let warps = specialize::reducer_warps(slots.div_ceil(plan_rows.max(1)));
+        let warps = registry::reducer_warps(slots.div_ceil(plan_rows.max(1)));
         let (heads, threads) = specialize::reducer_block(warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, warps)?;

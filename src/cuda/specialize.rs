@@ -2,11 +2,11 @@
 
 use candle::{DType, Result, bail};
 
-use crate::cache::KvDtype;
 pub use crate::gpu::specialize::WriteKey;
 use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
 use crate::jit::{Source, Specialization};
-use crate::plan::{PlannerBlock, Split, TILE_TOKENS};
+use crate::plan::{PlannerBlock, Split};
+pub use crate::registry::REDUCER_WARPS;
 use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
@@ -25,7 +25,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
         ("PA_KV", kv_code(key.kv_dtype)),
         ("PA_SCALES", scales_code(key.scales)),
         ("PA_LAYOUT", layout_code(key.layout)),
-        ("PA_TILE", TILE_TOKENS),
+        ("PA_TILE", key.tile_tokens),
         ("PA_SHARED_BYTES", selection.lds_bytes),
     ];
     match &key.cuda {
@@ -54,19 +54,6 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
 /// Blocks that merge their tasks through each other's shared memory: none do yet.
 const CLUSTER: usize = 1;
 
-/// Warps that share a row of a reducer: for up to 8 partial results, up to 32, and more.
-pub const REDUCER_WARPS: [usize; 3] = [1, 4, 8];
-
-/// Warps for a plan whose rows may have `partials` partial results each.
-#[cfg(feature = "cuda")]
-pub(crate) fn reducer_warps(partials: usize) -> usize {
-    match partials {
-        0..=8 => 1,
-        9..=32 => 4,
-        _ => 8,
-    }
-}
-
 /// Query heads of a reducer's block, and its threads.
 #[cfg(feature = "cuda")]
 pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
@@ -77,7 +64,7 @@ pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
 pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Specialization> {
     let marks = [mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
-    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps)];
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", 1)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
 }
 
@@ -101,8 +88,14 @@ const STATIC_SHARED: usize = 48 << 10;
 
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
-    if key.kv_dtype == KvDtype::F32 {
-        bail!("key_cache: {} has no kernel that writes an F32 cache yet (BF16, F16, FP8 and MXFP4 it has)", key.arch)
-    }
-    shared::write(key)
+    write_with(key, key.dtype, false)
+}
+
+/// [`write()`] for a v of dtype `value` beside a k of the key's. `latest`: of tokens that share a slot the last one stays; otherwise none share one.
+pub fn write_with(key: &WriteKey, value: DType, latest: bool) -> Result<Specialization> {
+    let mut spec = shared::write(key)?;
+    let (code, name) = (query_code(value)?, query_name(value)?);
+    spec.kernel += &[&if value == key.dtype { String::new() } else { format!("_v_{name}") }, mark(latest, "_latest")].concat();
+    spec.defines.extend(defines(&[("PA_VALUE", code)], &[("PA_LATEST", latest)]));
+    Ok(spec)
 }

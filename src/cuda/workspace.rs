@@ -67,6 +67,19 @@ fn address<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> u64 {
     slice.device_ptr(stream).0
 }
 
+/// Enqueues a copy of `bytes` to `to`. The bytes are pageable memory, which has been read when this returns.
+pub(super) fn upload(to: u64, bytes: &[u8], stream: &CudaStream) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if is_capturing(stream)? {
+        bail!("paged-decode: tables, lengths or slots on the CPU, from where a graph cannot take them; keep them on the device")
+    }
+    // SAFETY: the caller laid out as many bytes there.
+    let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream.cu_stream()) };
+    check(copied, format_args!("uploading {} bytes of tables", bytes.len()))
+}
+
 impl Workspace {
     /// `bytes` of uninitialised memory until the next call.
     ///

@@ -97,6 +97,8 @@ pub struct Selection {
     pub threads: usize,
     /// LDS or shared memory of a workgroup, bytes.
     pub lds_bytes: usize,
+    /// Of these, what a launch adds to the kernel's own: page ids, as many as the block table has (MXFP4).
+    pub staged_bytes: usize,
     /// Workgroups that share the rows of one (task slot, KV head), `key.m_tiles` M-tiles each (the last may have fewer).
     pub row_groups: usize,
     /// Waves a SIMD is to hold, which caps the registers of one; 0 leaves it to the compiler.
@@ -140,13 +142,11 @@ pub fn missing_requirements(problem: &Problem, arch: &Arch) -> Result<Option<Mis
 
 /// The layout that `arch`'s kernels read fastest: what a cache takes when left to choose.
 ///
-/// AMD: Shuffled, both operands of the matrix instructions contiguous in 16 bytes (MXFP4: Hnd). CUDA: Nhd, but Shuffled for FP8, whose V
-/// must lie along tokens because 8-bit tiles cannot be transposed on the way in. CPU: Nhd.
+/// AMD: Shuffled, both operands of the matrix instructions contiguous in 16 bytes (MXFP4: Hnd). CUDA: Nhd, which the tensor-core tile reads. CPU: Nhd.
 pub fn preferred_layout(arch: &Arch, kv: KvDtype) -> CacheLayout {
     match (arch.name, kv) {
         (name, KvDtype::Mxfp4) if name.is_amd() => CacheLayout::Hnd,
         (name, _) if name.is_amd() => CacheLayout::Shuffled,
-        (name, KvDtype::Fp8) if name.is_cuda() => CacheLayout::Shuffled,
         _ => CacheLayout::Nhd,
     }
 }
