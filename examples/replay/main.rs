@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use candle::{DType, Device, Tensor};
 use candle_paged_attn::cache::KvDtype;
 #[cfg(feature = "rocm")]
@@ -66,11 +66,11 @@ impl Backend {
             #[cfg(feature = "rocm")]
             Self::Rocm => Ok(Runner::Rocm(RocmDevice::new(0).context("--backend rocm")?)),
             #[cfg(not(feature = "rocm"))]
-            Self::Rocm => bail!("--backend rocm: this build has no rocm kernels: build with --features rocm"),
+            Self::Rocm => anyhow::bail!("--backend rocm: this build has no rocm kernels: build with --features rocm"),
             #[cfg(feature = "cuda")]
             Self::Cuda => Ok(Runner::Candle(Device::new_cuda(0).context("--backend cuda")?)),
             #[cfg(not(feature = "cuda"))]
-            Self::Cuda => bail!("--backend cuda: this build has no cuda kernels: build with --features cuda"),
+            Self::Cuda => anyhow::bail!("--backend cuda: this build has no cuda kernels: build with --features cuda"),
         }
     }
 }
