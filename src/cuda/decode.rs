@@ -23,7 +23,7 @@ use crate::op::locks::Locks;
 use crate::op::shapes::Shapes;
 use crate::op::{CallSummary, PagedDecode};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
-use crate::plan::{HostPlan, PLANNER_THREADS, TILE_TOKENS};
+use crate::plan::{HostPlan, PLANNER_THREADS};
 use crate::registry::{self, Problem, ScaleMode, Selection, block_rows};
 
 /// A tensor's storage with its layout.
@@ -111,7 +111,7 @@ pub(super) enum Plan {
     /// Made or checked on the host, to be uploaded.
     Host(Arc<HostPlan>),
     /// In memory, or to be made there by the planner first.
-    Device { capacity: usize, made: bool },
+    Device { capacity: usize, made: bool, one_tile_tasks: bool },
     /// One task a row.
     Free,
 }
@@ -145,7 +145,7 @@ impl<'a> Checked<'a> {
         let call = op.call(metas, out);
         let mut decided = if on_host(op)? { decide_on_host(op, &call, &gpu)? } else { decide_on_device(op, &call, &gpu, &stream)? };
         if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &op.options, &stream)? {
-            let problem = decided.problem(&call, &gpu);
+            let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
         Ok(Self { op, q, key, value, gpu, stream, decided })
@@ -182,7 +182,7 @@ fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaS
         (Some(_), Some(most)) => most.min(shapes.rows),
     };
     if options.validate && !is_capturing(stream)? {
-        validate(op, call, &shapes, query_len)?;
+        validate(op, call, gpu, &shapes, query_len)?;
     }
     let shape = plan_shape(&shapes, options, query_len);
     let plan = match &options.plan {
@@ -191,7 +191,11 @@ fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaS
                 bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
             }
             match plan.work_info().device() {
-                Device::Cuda(_) => Plan::Device { capacity: plan.capacity(), made: true },
+                Device::Cuda(_) => Plan::Device {
+                    capacity: plan.capacity(),
+                    made: true,
+                    one_tile_tasks: plan.made_on_host().is_some_and(|plan| plan.longest_task() <= 1),
+                },
                 _ => Plan::Host(plan.host()?),
             }
         }
@@ -203,10 +207,12 @@ fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaS
 
 /// The plan of a call that gives none, its tables on the device.
 pub(super) fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
-    let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
-    Ok(match shape.capacity(&gpu.arch)? {
+    let tiles = table_tiles(shapes, gpu);
+    Ok(match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
         // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-        capacity if capacity > shape.rows() && !one_tile && shape.rows() <= PLANNER_THREADS => Plan::Device { capacity, made: false },
+        capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
+            Plan::Device { capacity, made: false, one_tile_tasks: shape.rows().saturating_mul(tiles) <= capacity }
+        }
         _ => Plan::Free,
     })
 }
@@ -214,21 +220,16 @@ pub(super) fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Res
 impl Decided {
     /// A call that is to run by `plan`; `query_len` is its longest query.
     pub fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, gpu: &Gpu) -> Result<Self> {
-        let mut decided = Self { shapes, query_len, selection: registry::select(&Problem::default(), &gpu.arch)?, plan };
-        decided.selection = registry::select(&decided.problem(call, gpu), &gpu.arch)?;
-        Ok(decided)
+        let selection = registry::select(&plan.problem(&shapes, query_len, call, gpu), &gpu.arch)?;
+        Ok(Self { shapes, query_len, selection, plan })
     }
 
     pub fn plan_rows(&self) -> usize {
-        self.shapes.batch * if self.shapes.per_head { self.shapes.dims.kv_heads } else { 1 }
+        plan_rows(&self.shapes)
     }
 
     pub fn slots(&self) -> usize {
-        match &self.plan {
-            Plan::Host(plan) => plan.capacity(),
-            Plan::Device { capacity, .. } => *capacity,
-            Plan::Free => self.plan_rows(),
-        }
+        self.plan.slots(&self.shapes)
     }
 
     /// Whether a row may have several tasks, whose results are merged.
@@ -244,10 +245,35 @@ impl Decided {
     pub fn is_planned_here(&self) -> bool {
         matches!(self.plan, Plan::Device { made: false, .. })
     }
+}
 
-    fn problem(&self, call: &Call<'_>, gpu: &Gpu) -> Problem {
-        problem(&self.shapes, call, self.query_len, self.slots(), &gpu.arch)
+fn plan_rows(shapes: &Shapes) -> usize {
+    shapes.batch * if shapes.per_head { shapes.dims.kv_heads } else { 1 }
+}
+
+impl Plan {
+    fn slots(&self, shapes: &Shapes) -> usize {
+        match self {
+            Self::Host(plan) => plan.capacity(),
+            Self::Device { capacity, .. } => *capacity,
+            Self::Free => plan_rows(shapes),
+        }
     }
+
+    /// The call as the registry sees it.
+    fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu) -> Problem {
+        let one_tile_tasks = match self {
+            Self::Host(plan) => plan.longest_task() <= 1,
+            Self::Device { one_tile_tasks, .. } => *one_tile_tasks,
+            Self::Free => table_tiles(shapes, gpu) <= 1,
+        };
+        Problem { one_tile_tasks, ..problem(shapes, call, query_len, self.slots(shapes), &gpu.arch) }
+    }
+}
+
+/// Tiles that a row of the block table has room for.
+fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
+    shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
 }
 
 pub(super) fn plan_shape<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>, query_len: usize) -> PlanShape {
@@ -265,7 +291,7 @@ pub(super) fn plan_shape<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>, q
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize) -> Result<()> {
+fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query_len: usize) -> Result<()> {
     let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
     let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
@@ -275,7 +301,7 @@ fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize
         bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
     }
     match op.given_plan()? {
-        Some(plan) => check_covers(&plan, &rows, call),
+        Some(plan) => check_covers(&plan, &rows, call, &gpu.arch),
         None => Ok(()),
     }
 }
@@ -476,10 +502,7 @@ impl Checked<'_> {
                 [work?, reduce?]
             }
             (Plan::Device { made: false, .. }, _) => [base + planned as u64, base + (planned + slots * 16) as u64],
-            (Plan::Free | Plan::Host(_), _) => {
-                let tiles = shapes.max_pages.saturating_mul(dims.page_size).div_ceil(TILE_TOKENS);
-                workspace.free_plan(plan_rows, clamp(tiles), stream)?
-            }
+            (Plan::Free | Plan::Host(_), _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, gpu)), stream)?,
         };
 
         // Launches.
@@ -604,7 +627,7 @@ impl Checked<'_> {
 
     fn reducer(&self, slots: usize, plan_rows: usize) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let warps = specialize::reducer_warps(slots.div_ceil(plan_rows.max(1)));
+        let warps = registry::reducer_warps(slots.div_ceil(plan_rows.max(1)));
         let (heads, threads) = specialize::reducer_block(warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, warps)?;

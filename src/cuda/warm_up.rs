@@ -7,13 +7,13 @@ use rayon::prelude::*;
 
 use super::decode::{Decided, Plan, default_plan, plan_shape};
 use super::device::Gpu;
-use super::specialize::{WriteKey, reducer_warps};
+use super::specialize::WriteKey;
 use super::write::scale_mode;
 use crate::cache::{CacheDims, CacheLayout, ExpectedCalls, KvDtype, LayerCache, LayerForm};
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
-use crate::registry::{KernelKey, Selection};
+use crate::registry::{KernelKey, Selection, reducer_warps};
 
 /// Loads every kernel that `calls` over a layer like this one run; gives how many.
 pub(crate) fn warm_up(layer: &LayerCache, layout: CacheLayout, calls: &ExpectedCalls) -> Result<usize> {
