@@ -33,12 +33,15 @@ struct Pipeline {
     PA_DEVICE void run() {
         if (task.first_tile >= task.end_tile) return;
         int tile = task.first_tile;
-        for (; tile < task.end_tile - 1; tile++) step<false>(tile);
-        step<true>(tile);
+        for (; tile < task.end_tile - T::PEELED; tile++) step<false>(tile);
+        if (T::PEELED) step<true>(tile);
     }
 
+    // A tile; LAST: the peeled last one, which loads nothing for tiles after it. Where it is not peeled, it loads as any other does, so that a
+    // wait leaves as many loads in flight in every tile; what it loads are pages that exist, and nothing reads it.
     template <bool LAST>
     PA_DEVICE void step(int tile) {
+        const bool maybe_last = LAST || !T::PEELED;
         u32 id = LAST || T::LATE_IDS ? 0 : pages.load_id(tile + 2);
         TokenScales<T> scales;
         if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
@@ -51,9 +54,9 @@ struct Pipeline {
             values.load_steps(pages, tile, 0, T::VALUE_STEPS_EARLY, T::VALUE_CHUNK);
             pin();
         }
-        const bool values_masked = (LAST || T::WINDOW) && task.masks_values(tile);
+        const bool values_masked = (maybe_last || T::WINDOW) && task.masks_values(tile);
         scale_scores(scores, rows, scales, call.args.softcap);
-        if ((LAST || T::MASKS_INTERIOR) && task.masks_scores(tile)) mask_scores(scores, task, lds, tile);
+        if ((maybe_last || T::MASKS_INTERIOR) && task.masks_scores(tile)) mask_scores(scores, task, lds, tile);
         if constexpr (T::PER_TOKEN) {
             if (values_masked) scales.mask(task, lds, tile);
             const float largest = scales.largest_value();
@@ -98,7 +101,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && !T::LATE_KEYS && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0);
+        if (!LAST && !T::LATE_KEYS && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0, tile + 1 < task.end_tile);
         pin();
         return scores;
     }

@@ -76,7 +76,11 @@ struct TokenScales {
 
 // Dot products become scores. Where the scale is part of exp2, they stay dot products.
 template <class T>
-PA_DEVICE void scale_scores(Scores<T> &scores, const RowStates<T> &rows, const TokenScales<T> &scales, float cap) {
+PA_DEVICE void scale_scores(Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, float cap) {
+    // Not a value that was copied, before the loop, into both registers of each packed multiplication's operand.
+    if constexpr (T::FP8) {
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) rows.factor[m] = opaque_lane(rows.factor[m]);
+    }
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
             f32x4 &s = scores.of[m][sub];
@@ -95,7 +99,7 @@ template <class T>
 PA_DEVICE void mask_scores(Scores<T> &scores, const Task<T> &task, const Lds<T> &lds, int tile) {
     const int token = tile * T::TOKENS + lds.wave * T::WAVE_TOKENS + lane() / 16 * 4;
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-        const int position = task.position(opaque_lane(m * 16 + lane() % 16));
+        const int position = task.position(m * 16 + opaque_lane(lane() % 16));
         const int last = position - token, first = T::WINDOW && position >= task.window ? last - task.window + 1 : -token;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
             PA_UNROLL for (int i = 0; i < 4; i++) {
@@ -109,9 +113,13 @@ PA_DEVICE void mask_scores(Scores<T> &scores, const Task<T> &task, const Lds<T> 
 // The largest score of each row over this wave's tokens goes to LDS.
 template <class T>
 PA_DEVICE void publish_maximum(const Scores<T> &scores, const RowStates<T> &rows, const Lds<T> &lds, int m) {
-    float x = largest(scores.of[m][0]);
-    PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) x = max(x, largest(scores.of[m][sub]));
-    x = largest_of_row(x);
+    // Pair by pair, which is an instruction each, in two chains.
+    f32x2 both = {max(scores.of[m][0].x, scores.of[m][0].y), max(scores.of[m][0].z, scores.of[m][0].w)};
+    PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) {
+        const f32x4 s = scores.of[m][sub];
+        both = {max(max(both.x, s.x), s.y), max(max(both.y, s.z), s.w)};
+    }
+    float x = largest_of_row(max(both.x, both.y));
     if constexpr (T::SCALE_IN_EXP2) x *= rows.factor[m];
     if (lane() < 16) lds.maximum(m, lane(), lds.wave) = x;
 }

@@ -59,6 +59,9 @@ struct Traits {
     static constexpr int STEP = 4 * UNIT;
     static constexpr bool PER_TOKEN = SCALES == Scales::PER_TOKEN;
     static_assert(!PER_TOKEN || FP8, "per-token scales belong to an FP8 cache");
+    // Whether the task's last tile is a copy of the loop's body, with masks and without the loads of a next tile. Of an FP8 tile, whose
+    // body is the same but for a branch around each mask, there is one copy.
+    static constexpr bool PEELED = !FP8;
     static_assert(PAGE % UNIT == 0 && HEAD_DIM % 64 == 0);
 
     static constexpr int KEY_STEPS = HEAD_DIM / STEP;
@@ -81,6 +84,16 @@ struct Traits {
     static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
+
+    // Steps that one matrix instruction sums over: gfx950 has one of 128 FP8 products. PA_TEST_NARROW_MFMA: those of the tile that the
+    // constants of predicted times were fitted with.
+#if defined(__gfx950__) && !defined(PA_TEST_NARROW_MFMA)
+    static constexpr int MOST_WIDTH = FP8 ? 2 : 1;
+#else
+    static constexpr int MOST_WIDTH = 1;
+#endif
+    static constexpr int KEY_WIDTH = KEY_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;
+    static constexpr int VALUE_WIDTH = VALUE_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;
 
     // Tiles whose page ids are in LDS. Those of the tile after the next come while V of this one may still be loaded, where it is not held.
     static constexpr int PAGE_SLOTS = HEAD_DIM > 256 ? 4 : 2;
