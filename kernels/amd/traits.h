@@ -7,6 +7,15 @@
 #error "the tile is written for gfx942 and gfx950"
 #endif
 
+// Off only to predict the times of schedules that are not ours, whose next K comes after P.
+#if !defined(PA_TEST_KEYS_EARLY)
+#define PA_TEST_KEYS_EARLY 1
+#endif
+// Off only where the constants of predicted times are held to the kernels that they were fitted with.
+#if !defined(PA_TEST_WIDE_MFMA)
+#define PA_TEST_WIDE_MFMA 1
+#endif
+
 namespace pa {
 
 enum class Query { BF16, F16, F32 };
@@ -14,6 +23,11 @@ enum class Scales { NONE, SCALAR, PER_TOKEN, BLOCK };
 enum class Layout { SHUFFLED, VLLM, NHD, HND };
 
 struct Traits {
+#if defined(__gfx950__)
+    static constexpr bool GFX950 = true;
+#else
+    static constexpr bool GFX950 = false;
+#endif
     static constexpr int HEAD_DIM = PA_HEAD_DIM;
     static constexpr int PAGE = PA_PAGE;
     static constexpr int GROUP = PA_GROUP;
@@ -85,13 +99,8 @@ struct Traits {
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
-    // Steps that one matrix instruction sums over: gfx950 has one of 128 FP8 products. PA_TEST_NARROW_MFMA: those of the tile that the
-    // constants of predicted times were fitted with.
-#if defined(__gfx950__) && !defined(PA_TEST_NARROW_MFMA)
-    static constexpr int MOST_WIDTH = FP8 ? 2 : 1;
-#else
-    static constexpr int MOST_WIDTH = 1;
-#endif
+    // Steps that one matrix instruction sums over: gfx950 has one of 128 FP8 products.
+    static constexpr int MOST_WIDTH = PA_TEST_WIDE_MFMA && GFX950 && FP8 ? 2 : 1;
     static constexpr int KEY_WIDTH = KEY_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;
     static constexpr int VALUE_WIDTH = VALUE_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;
 
@@ -110,6 +119,19 @@ struct Traits {
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
     static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
 
+    // The order of a tile's loads (pipeline.h). Page 16 and head_dim 256 have an order without their schedule, in which all of V and the next K
+    // come after P; elsewhere, loads are always ahead.
+    static constexpr bool PAGE16 = GFX950 && PAGE == 16 && M_TILES == 1 && HEAD_DIM <= 128 && !MXFP4 && KV != Element::F16;
+    static constexpr bool HEAD256 = HEAD_DIM == 256 && M_TILES == 1 && SINGLE_QUERY && !MXFP4;
+    // V before Q K^T; the ids of the tile after the next before V; the next K right after Q K^T.
+    static constexpr bool VALUES_AHEAD = PAGE16 ? PA_PAGE16_VPIPE : !HEAD256 || PA_HEAD256_PIPE;
+    static constexpr bool IDS_FIRST = VALUES_AHEAD && (!PAGE16 || PER_TOKEN || PA_PAGE16_PAGES_FIRST);
+    static constexpr bool KEYS_EARLY = PA_TEST_KEYS_EARLY && VALUES_AHEAD && (!PAGE16 || !FP8 || PER_TOKEN || PA_PAGE16_EARLY_K);
+    static_assert(VALUES_AHEAD || (KEYS_HELD && VALUES_HELD));
+    static_assert(!(PA_PAGE16_PAGES_FIRST || PA_PAGE16_EARLY_K) || VALUES_AHEAD, "what is ahead of V wants V ahead");
+    // Tiles from a step's to the one whose ids it puts into LDS: those of the tile after the next take the place of its own.
+    static constexpr int IDS_AHEAD = VALUES_AHEAD ? 2 : 1;
+
     // P and statistics of this many M-tiles lie in LDS side by side and share barriers.
     static constexpr int P_SLOTS = MTP_FUSED ? M_TILES : 1;
     // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
@@ -122,29 +144,13 @@ struct Traits {
     static_assert(!SCALE_IN_EXP2 || (PA_POSITIVE_SCALE && !SOFTCAP && !PER_TOKEN));
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
-#if defined(__gfx950__)
-    static constexpr int P_EXPONENT = FP8 ? 8 : 0;
-#else
-    static constexpr int P_EXPONENT = FP8 ? 7 : 0;
-#endif
+    static constexpr int P_EXPONENT = FP8 ? (GFX950 ? 8 : 7) : 0;
 
     // Off only to show that the tests of poisoned caches can fail.
 #if defined(PA_TEST_NO_V_MASK)
     static constexpr bool MASKS_VALUES = false;
 #else
     static constexpr bool MASKS_VALUES = true;
-#endif
-
-    // On only to predict the times of schedules that are not ours: the next K after P's barrier, page ids behind V.
-#if defined(PA_TEST_LATE_K)
-    static constexpr bool LATE_KEYS = true;
-#else
-    static constexpr bool LATE_KEYS = false;
-#endif
-#if defined(PA_TEST_LATE_IDS)
-    static constexpr bool LATE_IDS = true;
-#else
-    static constexpr bool LATE_IDS = false;
 #endif
 
     // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 90. A lane also keeps the

@@ -36,15 +36,19 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 10] = [
+const WRITTEN: [&str; 14] = [
     "DIRECT_OUTPUT",
     "MXFP4_TILE",
     "BF16_MTP_FUSED",
     "BF16_DECODE_NT_KV",
     "DECODE_Q_EARLY",
     "DECODE_LAST_V_AFTER_QK",
+    "PAGE16_VPIPE",
+    "PAGE16_PAGES_FIRST",
+    "PAGE16_EARLY_K",
     "FP8_DECODE_NT_V",
     "PACKED_Q_ABSMAX",
+    "HEAD256_PIPE",
     "HEAD256_INTERIOR_UNMASKED",
     "FP8_PACK_NO_OLD",
 ];
