@@ -228,6 +228,30 @@ fn fp8_context_lengths() {
     check_all_fp8(specs);
 }
 
+/// The lean verify tile: lengths around its tiles, poison, large scores, what moves its registers, rows split over workgroups.
+#[test]
+fn lean_fp8_verify() {
+    require_clang!();
+    let lens = vec![0, 4, 255, 256, 257, 1027, -3];
+    let shape = scaled(Scales::PerToken, CaseSpec { group: 16, query_lens: vec![4], page_size: 128, lens, ..fp8() });
+    let specs = layouts([
+        CaseSpec { poison: Poison::NaN, ..shape.clone() },
+        CaseSpec { workgroup_budget: Some(1), group: 12, ..shape.clone() },
+        CaseSpec { max_partitions: Some(1), q_dtype: DType::F16, group: 8, kv_heads: 2, ..shape.clone() },
+        CaseSpec { plan_free: true, q_dtype: DType::F32, ..shape.clone() },
+        CaseSpec { q_factor: 32.0, workgroup_budget: Some(1), sinks: true, ..shape.clone() },
+        CaseSpec { lens: vec![259, 514, 258], group: 32, q_strided: true, ..shape.clone() },
+        CaseSpec { lens: vec![300, 7, 600, 4], query_lens: vec![4, 1, 3, 0], page_strided: true, ..shape.clone() },
+        CaseSpec { lens: vec![300, 520], per_head: true, kv_heads: 2, softmax_scale: Some(1e-3), ..shape.clone() },
+    ]);
+    for spec in &specs {
+        let call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap();
+        assert!(call.selection.flags().fp8_mtp4_lean, "{spec:?}");
+    }
+    let check = |(i, s): (usize, &CaseSpec)| check_fp8(CaseSpec { seed: i as u64, ..s.clone() }, &Arch::gfx950(), s.q_factor == 1.0);
+    println!("worst relative L2 {:.2e} against the model", specs.iter().enumerate().map(check).fold(0.0, f64::max));
+}
+
 /// Byte offsets past 2^32, page ids past 65,535.
 #[test]
 fn caches_of_many_gigabytes() {
@@ -252,9 +276,13 @@ fn without_the_mask_of_v_poison_gets_through() {
     require_clang!();
     // FP8 has no infinity.
     for (kv_dtype, poison) in [(KvDtype::Bf16, Poison::NaN), (KvDtype::Bf16, Poison::Infinity), (KvDtype::Fp8, Poison::NaN)] {
-        for (query_len, window) in [(1, None), (4, None), (1, Some(20))] {
-            let spec = CaseSpec { kv_dtype, poison, query_lens: vec![query_len], window, lens: vec![300], ..base() };
-            let case = spec.build().unwrap();
+        let per_token = [(1, None, Scales::PerToken), (4, None, Scales::PerToken)];
+        let plain = [(1, None, Scales::None), (4, None, Scales::None), (1, Some(20), Scales::None)];
+        let per_token = per_token.into_iter().filter(|_| kv_dtype == KvDtype::Fp8);
+        for (query_len, window, scales) in plain.into_iter().chain(per_token) {
+            let page_size = if scales == Scales::PerToken { 128 } else { 16 };
+            let spec = CaseSpec { kv_dtype, poison, query_lens: vec![query_len], window, lens: vec![300], page_size, ..base() };
+            let case = scaled(scales, spec.clone()).build().unwrap();
             let expected = case.expected().unwrap();
             for arch in archs() {
                 let call = TileCall::new(case.clone(), arch).unwrap();
