@@ -59,6 +59,7 @@ struct Traits {
     // multiplies with, when the tile begins.
     static constexpr bool SCALES_STAGED = PA_FP8_LOOP_SCALES_LATE;
     static constexpr bool SCALES_BEFORE_KEYS = PA_FP8_SCALES_AFTER_Q;
+    static constexpr bool STAGED_PAGES = PA_MXFP4_STAGED_PAGES;
     static constexpr bool PACKED_ABSMAX = PA_PACKED_Q_ABSMAX;
     static constexpr bool PACK_NO_OLD = PA_FP8_PACK_NO_OLD;
     static_assert(!QUERY_EARLY || M_TILES == 1, "Q of one M-tile waits in registers");

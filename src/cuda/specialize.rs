@@ -2,7 +2,6 @@
 
 use candle::{DType, Result, bail};
 
-use crate::cache::KvDtype;
 pub use crate::gpu::specialize::WriteKey;
 use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
 use crate::jit::{Source, Specialization};
@@ -77,7 +76,8 @@ pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
 pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Specialization> {
     let marks = [mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
-    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps)];
+    let number =
+        [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", 1)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
 }
 
@@ -101,8 +101,14 @@ const STATIC_SHARED: usize = 48 << 10;
 
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
-    if key.kv_dtype == KvDtype::F32 {
-        bail!("key_cache: {} has no kernel that writes an F32 cache yet (BF16, F16, FP8 and MXFP4 it has)", key.arch)
-    }
-    shared::write(key)
+    write_with(key, key.dtype, false)
+}
+
+/// [`write()`] for a v of dtype `value` beside a k of the key's. `latest`: of tokens that share a slot the last one stays; otherwise none share one.
+pub fn write_with(key: &WriteKey, value: DType, latest: bool) -> Result<Specialization> {
+    let mut spec = shared::write(key)?;
+    let (code, name) = (query_code(value)?, query_name(value)?);
+    spec.kernel += &[&if value == key.dtype { String::new() } else { format!("_v_{name}") }, mark(latest, "_latest")].concat();
+    spec.defines.extend(defines(&[("PA_VALUE", code)], &[("PA_LATEST", latest)]));
+    Ok(spec)
 }

@@ -221,7 +221,7 @@ impl TileCall {
         let counters = if grid.contains(&0) || vectors == 0 {
             Counters::default()
         } else {
-            let launch = Launch { preload: self.preload, ..Launch::new(grid, [256, 1, 1]) };
+            let launch = Launch { preload: self.preload, dynamic_lds: self.selection.staged_bytes, ..Launch::new(grid, [256, 1, 1]) };
             module.launch(&memory, kernel, &args.0, &launch).map_err(|e| candle::Error::Msg(e.to_string()))?
         };
         let shape = (q_rows, self.q_heads, d);

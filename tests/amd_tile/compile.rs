@@ -36,9 +36,10 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 19] = [
+const WRITTEN: [&str; 20] = [
     "DIRECT_OUTPUT",
     "MXFP4_TILE",
+    "MXFP4_STAGED_PAGES",
     "BF16_MTP_FUSED",
     "BF16_DECODE_NT_KV",
     "DECODE_Q_EARLY",
@@ -95,7 +96,7 @@ pub fn flags_of(selection: &Selection) -> Vec<String> {
         ("WINDOW", usize::from(key.windowed)),
         ("SOFTCAP", usize::from(key.softcap)),
         ("POSITIVE_SCALE", usize::from(key.positive_scale)),
-        ("LDS_BYTES", selection.lds_bytes),
+        ("LDS_BYTES", selection.lds_bytes - selection.staged_bytes),
     ];
     let switches = key.flags.all().into_iter().map(|(name, set)| (name, usize::from(set && WRITTEN.contains(&name))));
     let macros = values.into_iter().chain(switches).map(|(name, value)| format!("-DPA_{name}={value}"));
