@@ -7,4 +7,5 @@ mod cases;
 mod graphs;
 mod large;
 mod refusals;
+mod specs;
 mod support;
