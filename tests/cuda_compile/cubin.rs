@@ -1,4 +1,4 @@
-//! What ptxas left in a CUBIN of a kernel's registers and local memory.
+//! What ptxas made of a kernel, read off the CUBIN: registers, local memory, instructions that it must not have.
 
 /// Of one thread; of several kernels, the most of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,13 @@ impl Usage {
         }
         usage
     }
+}
+
+/// Whether a kernel for `sm_90a` has an asynchronous copy that the GPU refuses as an illegal instruction: the ptxas of CUDA 13.0 makes one of a copy
+/// with an L2 policy where a thread copies many rows at once. No copy of these kernels has the operands that the encoding stands for.
+pub fn has_illegal_copy(cubin: &[u8]) -> bool {
+    const COPY_OFF_A_UNIFORM_REGISTER: u16 = 0xdae;
+    cubin.chunks_exact(16).any(|x| u16::from_le_bytes([x[0], x[1]]) & 0xfff == COPY_OFF_A_UNIFORM_REGISTER && x[8..10] == [0x40, 0x1d])
 }
 
 /// A little-endian number.
