@@ -30,7 +30,13 @@ fn problems() -> Vec<Problem> {
     }
     let mxfp4 = Problem { kv_dtype: KvDtype::Mxfp4, scales: ScaleMode::Block, ..base.clone() };
     let f32 = Problem { kv_dtype: KvDtype::F32, query_dtype: DType::F32, ..base.clone() };
-    problems.extend([mxfp4, f32, Problem { head_dim: 64, page_size: 24, ..base.clone() }, Problem { head_dim: 512, ..base }]);
+    problems.extend([
+        mxfp4,
+        f32,
+        Problem { head_dim: 64, page_size: 24, ..base.clone() },
+        Problem { head_dim: 256, page_size: 16, ..base.clone() },
+        Problem { head_dim: 512, ..base },
+    ]);
     problems
 }
 
