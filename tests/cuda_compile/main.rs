@@ -117,7 +117,14 @@ fn every_kernel_compiles_within_its_registers() {
 fn classes_leave_out_pages_and_options() {
     let arch = Arch::sm90();
     let classes: Vec<String> = named::specializations(&arch).iter().map(class).collect();
-    for class in ["sm90 bf16 d128 w1x4s3c32", "sm90 fp8 d128 wg4x2s3c64", "sm90 mxfp4 d64 plain", "sm90 reduce d128 w8", "sm90 write"] {
+    for class in [
+        "sm90 bf16 d128 w1x4s3c32",
+        "sm90 fp8 d128 wg4x2s3c64",
+        "sm90 reduce d128 w8 split",
+        "sm90 mxfp4 d64 plain",
+        "sm90 reduce d128 w8",
+        "sm90 write",
+    ] {
         assert!(classes.iter().any(|known| known == class), "{class}: {classes:?}");
     }
 }

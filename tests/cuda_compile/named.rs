@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::cuda::specialize::{self, REDUCER_WARPS, WriteKey};
+use candle_paged_attn::cuda::specialize::{self, REDUCER_SPLIT, REDUCER_WARPS, ReducerCut, WriteKey};
 use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::{HostPlan, PlanRequest};
 use candle_paged_attn::registry::{Arch, Problem, ScaleMode, select};
@@ -18,9 +18,9 @@ pub fn specializations(arch: &Arch) -> Vec<Specialization> {
     let mut all = vec![];
     for problem in problems(arch) {
         all.push(specialize::tile(&select(&problem, arch).unwrap()).unwrap());
-        for warps in REDUCER_WARPS {
+        for cut in reducer_cuts(problem.head_dim) {
             let Problem { head_dim, query_dtype, ragged, per_head_tables, .. } = problem;
-            all.push(specialize::reduce(arch.name, head_dim, query_dtype, ragged, per_head_tables, warps).unwrap());
+            all.push(specialize::reduce(arch.name, head_dim, query_dtype, ragged, per_head_tables, cut).unwrap());
         }
         let rows = problem.batch * if problem.per_head_tables { problem.kv_heads } else { 1 };
         all.extend(specialize::plan(arch, rows, problem.ragged).ok());
@@ -29,6 +29,14 @@ pub fn specializations(arch: &Arch) -> Vec<Specialization> {
     let mut seen = HashSet::new();
     all.retain(|spec| seen.insert((spec.kernel.clone(), spec.defines.clone())));
     all
+}
+
+fn reducer_cuts(head_dim: usize) -> Vec<ReducerCut> {
+    let mut cuts = REDUCER_WARPS.map(|warps| ReducerCut { warps, split: 1 }).to_vec();
+    if [64, 128, 256, 512].contains(&head_dim) {
+        cuts.extend(REDUCER_WARPS[1..].iter().map(|&warps| ReducerCut { warps, split: REDUCER_SPLIT }));
+    }
+    cuts
 }
 
 fn problems(arch: &Arch) -> Vec<Problem> {
