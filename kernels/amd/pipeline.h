@@ -33,21 +33,21 @@ struct Pipeline {
     PA_DEVICE void run() {
         if (task.first_tile >= task.end_tile) return;
         int tile = task.first_tile;
-        for (; tile < task.end_tile - 1; tile++) step<false>(tile);
+        for (; tile < task.end_tile - T::GROUPS; tile += T::GROUPS) step<false>(tile);
         step<true>(tile);
     }
 
     template <bool LAST>
     PA_DEVICE void step(int tile) {
-        u32 id = LAST || T::LATE_IDS ? 0 : pages.load_id(tile + 2);
+        u32 id = LAST || T::LATE_IDS ? 0 : pages.load_id(tile + 2 * T::GROUPS);
         TokenScales<T> scales;
         if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
         values.load_steps(pages, tile, 0, 0, T::VALUE_STEPS_EARLY);
         pin();
-        if (T::LATE_IDS && !LAST) id = pages.load_id(tile + 2);
+        if (T::LATE_IDS && !LAST) id = pages.load_id(tile + 2 * T::GROUPS);
         if (T::LATE_IDS) pin();
         Scores<T> scores = dot_products<LAST>(tile);
-        if constexpr (T::TIGHT) {
+        if constexpr (T::VALUE_STEPS_EARLY < T::VALUE_CHUNK) {
             values.load_steps(pages, tile, 0, T::VALUE_STEPS_EARLY, T::VALUE_CHUNK);
             pin();
         }
@@ -66,7 +66,7 @@ struct Pipeline {
             PA_UNROLL for (int m = first; m < end; m++) publish_maximum(scores, rows, lds, m);
             barrier();
             if (first == 0) {
-                if (!LAST) pages.stage_id(tile + 2, id);
+                if (!LAST) pages.stage_id(tile + 2 * T::GROUPS, id);
                 if constexpr (T::PER_TOKEN) {
                     value_scale = max(largest(lds.value_scales()), 0x1p-126f);
                     value_factor = reciprocal(value_scale);
@@ -75,11 +75,11 @@ struct Pipeline {
             PA_UNROLL for (int m = first; m < end; m++) decay[m] = publish_p(scores, rows, scales, value_factor, lds, m);
             if (!LAST && T::TIGHT) {
                 pin();
-                keys.load_chunk(pages, tile + 1, 0);
+                keys.load_chunk(pages, tile + T::GROUPS, 0);
                 pin();
             }
             barrier();
-            if (T::LATE_KEYS && !LAST && end == T::M_TILES) keys.load_chunk(pages, tile + 1, 0);
+            if (T::LATE_KEYS && !LAST && end == T::M_TILES) keys.load_chunk(pages, tile + T::GROUPS, 0);
             if (T::LATE_KEYS) pin();
             PA_UNROLL for (int m = first; m < end; m++) add_values(tile, m, decay[m], value_scale, values_masked);
         }
@@ -98,7 +98,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && !T::LATE_KEYS && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0);
+        if (!LAST && !T::LATE_KEYS && !T::TIGHT) keys.load_chunk(pages, tile + T::GROUPS, 0);
         pin();
         return scores;
     }
@@ -111,9 +111,10 @@ struct Pipeline {
         PA_UNROLL for (int chunk = 0; chunk < T::VALUE_CHUNKS; chunk++) {
             Values<T> next;
             const bool more = chunk + 1 < T::VALUE_CHUNKS, again = T::VALUE_CHUNKS > 1 && m + 1 < T::M_TILES;
-            if (more || again) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
+            if (T::VALUES_AHEAD && (more || again)) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
             if (T::MASKS_VALUES && masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
             sum.add_chunk(values, lds, m, chunk);
+            if (!T::VALUES_AHEAD && more) next.load_chunk(pages, tile, chunk + 1);
             if (more || again) values = next;
         }
         if constexpr (T::PER_TOKEN) {
@@ -129,6 +130,10 @@ struct Pipeline {
             if constexpr (T::FP8) output[m].scale(factor);
         }
         total_sums(rows, lds);
+        if constexpr (T::GROUPS > 1) {
+            merge_groups(rows, output[0], lds);
+            if (T::group() > 0) return;
+        }
         if constexpr (T::DIRECT_OUTPUT) {
             store_rows(call, task.rows, rows, output);
         } else {
@@ -144,10 +149,10 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     // Q that comes first has arrived with the page ids, and is staged while K is on its way.
     QueryRow<T> early(task.rows, thread() / 16);
     if constexpr (T::QUERY_EARLY) early.load(call);
-    const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
+    const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + T::GROUPS)};
     if constexpr (!T::QUERY_EARLY) stage_queries(call, task.rows, lds);
     pages.stage_id(task.first_tile, ids[0]);
-    pages.stage_id(task.first_tile + 1, ids[1]);
+    pages.stage_id(task.first_tile + T::GROUPS, ids[1]);
     barrier();
     Keys<T> keys;
     if (task.first_tile < task.end_tile) keys.load_chunk(pages, task.first_tile, 0);

@@ -45,6 +45,15 @@ struct Traits {
     // Whether a tile before the last may have tokens that some row does not attend, or is taken to.
     static constexpr bool MASKS_INTERIOR = WINDOW || !SINGLE_QUERY || (HEAD_DIM == 256 && !PA_HEAD256_INTERIOR_UNMASKED);
 
+    // Two tile groups take a task's tiles in turn, each in a copy of the LDS of its own.
+    static constexpr int GROUPS = PA_DUAL_GROUP ? 2 : 1;
+    static constexpr int THREADS = GROUPS * GROUP_THREADS;
+    static_assert(GROUPS == 1 || (SINGLE_QUERY && M_TILES == 1 && !WINDOW), "two groups end at the context, and merge one M-tile");
+    static PA_DEVICE int group() {
+        if constexpr (GROUPS == 1) return 0;
+        return pa::group();
+    }
+
     // Tokens of a tile, its waves, and the tokens of one wave's scores in 16s.
     static constexpr int TOKENS = 256;
     static constexpr int WAVES = 4;
@@ -73,12 +82,15 @@ struct Traits {
     static constexpr int ROW_REGISTERS = M_TILES * (DIM_TILES + SUBTILES) * 4 + (PER_TOKEN ? 2 * SUBTILES * 4 : 0);
 
     // K of a tile comes in chunks of dims, V in chunks of tokens: all of it where registers hold it (then the next K is loaded a tile ahead,
-    // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way.
-    static constexpr bool VALUES_HELD = VALUE_REGISTERS <= 128 && VALUE_REGISTERS + ROW_REGISTERS <= 300;
-    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 360;
-    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : 64 / KEY_STEP_REGISTERS;
+    // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way. A group of two has half the
+    // registers: less V at a time, or one step after the other, and the other group computes meanwhile.
+    static constexpr bool VALUES_HELD = VALUE_REGISTERS <= (GROUPS == 1 ? 128 : 96) && VALUE_REGISTERS + ROW_REGISTERS <= 300;
+    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= (GROUPS == 1 ? 360 : 200);
+    static constexpr int KEY_CHUNK_REGISTERS = GROUPS == 2 && (VALUES_HELD || KEY_REGISTERS > 128) ? 32 : 64;
+    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : KEY_CHUNK_REGISTERS / KEY_STEP_REGISTERS;
     static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
-    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
+    static constexpr bool VALUES_AHEAD = VALUE_STEP_REGISTERS <= 64 / GROUPS;
+    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : VALUES_AHEAD ? 64 / GROUPS / VALUE_STEP_REGISTERS : 1;
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
@@ -95,14 +107,14 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
+    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24) && (GROUPS == 1 || KEYS_HELD);
 
     // P and statistics of this many M-tiles lie in LDS side by side and share barriers.
     static constexpr int P_SLOTS = MTP_FUSED ? M_TILES : 1;
     // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
     // next K those of scores that have become P.
     static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
-    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUE_CHUNK;
+    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUES_AHEAD ? VALUE_CHUNK : 0;
     static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
     // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
     static constexpr bool SCALE_IN_EXP2 = MTP_FUSED;
@@ -140,7 +152,7 @@ struct Traits {
     // Where O, scores and V take all 256 registers that arithmetic reads, maxima and sums lie in accumulation registers between tiles.
     static constexpr bool PARKS_STATES = M_TILES * HEAD_DIM >= 1024;
     static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
-    static constexpr int WAVES_PER_EU = MTP_FUSED || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
+    static constexpr int WAVES_PER_EU = GROUPS == 2 || MTP_FUSED || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
 };
 
 }  // namespace pa

@@ -17,6 +17,7 @@ const WRITTEN: Flags = Flags {
     decode_last_v_after_qk: true,
     fp8_decode_nt_v: true,
     direct_output: true,
+    dual_group: true,
     packed_q_absmax: true,
     head256_interior_unmasked: true,
     fp8_pack_no_old: true,
@@ -34,7 +35,9 @@ pub fn select(problem: &Problem, arch: &Arch) -> Result<Selection> {
     if arch.name == ArchName::Gfx1250 {
         bail!("arch: the attention tile is not written for gfx1250 yet (its planner, reducer and cache writes are)")
     }
-    registry::select_among(problem, arch, &WRITTEN)
+    // The MXFP4 tile has one group yet.
+    let written = Flags { dual_group: problem.kv_dtype != KvDtype::Mxfp4, ..WRITTEN };
+    registry::select_among(problem, arch, &written)
 }
 
 /// The tile of a selection made by [`select`].

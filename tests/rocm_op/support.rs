@@ -102,7 +102,9 @@ pub fn compare(case: &Case, out: &Tensor, lse: Option<&Tensor>) -> Result<f64> {
     if spec.q_factor == 1.0 {
         case.expected()?.compare(out, None, tolerance(spec), 0.)?;
     }
-    let (q, caches, format) = (&case.q, (&case.key_cache, &case.value_cache), Fp8 { fnuz: !is_gfx950() });
+    let (q, caches) = (&case.q, (&case.key_cache, &case.value_cache));
+    let summary = rocm::explain_call(device(), q, caches.0, caches.1, &case.block_tables, &case.context_lens, &case.options)?;
+    let format = Fp8 { fnuz: !is_gfx950(), groups: if summary.selection.flags().dual_group { 2 } else { 1 } };
     let model = quantized::attention(q, caches, &case.block_tables, &case.context_lens, &case.options, (&tasks(case)?, format))?;
     model.compare(out, lse, 1e-2, 1e-3)
 }
