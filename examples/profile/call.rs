@@ -28,10 +28,10 @@ pub struct Run {
 }
 
 impl Kernel {
-    /// Compiles a selection, or takes it from the cache. `macros` are set besides its own.
-    pub fn compile(selection: Selection, macros: &[&str]) -> Result<Self> {
+    /// Compiles a selection, or takes it from the cache, with the switches `off` off.
+    pub fn compile(selection: Selection, off: &[&str]) -> Result<Self> {
         let mut specialization = specialize::tile(&selection)?;
-        specialization.defines.extend(macros.iter().map(|name| (name.to_string(), "1".to_string())));
+        specialization.defines.extend(off.iter().map(|name| (name.to_string(), "0".to_string())));
         let object = Compiler::new(JitSettings::default()).code_object(&specialization)?;
         let module = Module::load(&object).with_context(|| specialization.kernel.clone())?;
         Ok(Self { selection, module, name: specialization.kernel })

@@ -3,6 +3,8 @@
 // Loads in flight, oldest first, and what waits for them (vector memory returns in order, so a wait for one waits for all before it):
 //   K of the tile (issued a tile ago), ids of the tile after the next, per-token scales, V of the tile | S = Q K^T waits for K
 //   K of the next tile, into the registers just read                                                  | P V waits for V
+// Where V is not ahead (traits.h), V, ids and K of the next tile come in this order once P is published, and ids wait in a register for the
+// next tile's barrier: until then, waves may still read this tile's.
 // A tile has two barriers for each M-tile, or for all where they have slots of their own: maxima published, P published. Each also
 // separates the reads of one buffer from the next writes.
 #pragma once
@@ -23,10 +25,11 @@ struct Pipeline {
     Keys<T> keys;
     Values<T> values;
     Output<T> output[T::M_TILES] = {};
+    u32 id;  // of a page, on its way to LDS: the next to be staged
 
-    // Q and the page ids of the first two tiles are staged, and K of the first is on its way.
-    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds, const Keys<T> &keys)
-        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, lds), keys(keys) {
+    // Q and the page ids of the first tiles are staged, and K of the first is on its way.
+    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds, const Keys<T> &keys, u32 id)
+        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, lds), keys(keys), id(id) {
         query.hold(lds);
     }
 
@@ -39,13 +42,15 @@ struct Pipeline {
 
     template <bool LAST>
     PA_DEVICE void step(int tile) {
-        u32 id = LAST || T::LATE_IDS ? 0 : pages.load_id(tile + 2 * T::GROUPS);
+        if (T::IDS_FIRST && !LAST) id = pages.load_id(tile + 2 * T::GROUPS);
         TokenScales<T> scales;
         if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
-        values.load_steps(pages, tile, 0, 0, T::VALUE_STEPS_EARLY);
+        if constexpr (T::VALUES_AHEAD) values.load_steps(pages, tile, 0, 0, T::VALUE_STEPS_EARLY);
         pin();
-        if (T::LATE_IDS && !LAST) id = pages.load_id(tile + 2 * T::GROUPS);
-        if (T::LATE_IDS) pin();
+        if (T::VALUES_AHEAD && !T::IDS_FIRST && !LAST) {
+            id = pages.load_id(tile + 2 * T::GROUPS);
+            pin();
+        }
         Scores<T> scores = dot_products<LAST>(tile);
         if constexpr (T::VALUE_STEPS_EARLY < T::VALUE_CHUNK) {
             values.load_steps(pages, tile, 0, T::VALUE_STEPS_EARLY, T::VALUE_CHUNK);
@@ -66,7 +71,7 @@ struct Pipeline {
             PA_UNROLL for (int m = first; m < end; m++) publish_maximum(scores, rows, lds, m);
             barrier();
             if (first == 0) {
-                if (!LAST) pages.stage_id(tile + 2 * T::GROUPS, id);
+                if (!LAST) pages.stage_id(tile + T::IDS_AHEAD * T::GROUPS, id);
                 if constexpr (T::PER_TOKEN) {
                     value_scale = max(largest(lds.value_scales()), 0x1p-126f);
                     value_factor = reciprocal(value_scale);
@@ -79,8 +84,7 @@ struct Pipeline {
                 pin();
             }
             barrier();
-            if (T::LATE_KEYS && !LAST && end == T::M_TILES) keys.load_chunk(pages, tile + T::GROUPS, 0);
-            if (T::LATE_KEYS) pin();
+            if (!T::KEYS_EARLY && end == T::M_TILES) load_late<LAST>(tile);
             PA_UNROLL for (int m = first; m < end; m++) add_values(tile, m, decay[m], value_scale, values_masked);
         }
     }
@@ -98,9 +102,21 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && !T::LATE_KEYS && !T::TIGHT) keys.load_chunk(pages, tile + T::GROUPS, 0);
+        if (!LAST && T::KEYS_EARLY && !T::TIGHT) keys.load_chunk(pages, tile + T::GROUPS, 0);
         pin();
         return scores;
+    }
+
+    // What is not ahead of P.
+    template <bool LAST>
+    PA_DEVICE void load_late(int tile) {
+        if constexpr (!T::VALUES_AHEAD) {
+            values.load_chunk(pages, tile, 0);
+            pin();
+            if (!LAST) id = pages.load_id(tile + 2 * T::GROUPS);
+        }
+        if (!LAST) keys.load_chunk(pages, tile + T::GROUPS, 0);
+        pin();
     }
 
     // O = O * decay + P V. Where V does not fit registers, every M-tile reads it again.
@@ -111,10 +127,10 @@ struct Pipeline {
         PA_UNROLL for (int chunk = 0; chunk < T::VALUE_CHUNKS; chunk++) {
             Values<T> next;
             const bool more = chunk + 1 < T::VALUE_CHUNKS, again = T::VALUE_CHUNKS > 1 && m + 1 < T::M_TILES;
-            if (T::VALUES_AHEAD && (more || again)) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
+            if (T::CHUNKS_AHEAD && (more || again)) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
             if (T::MASKS_VALUES && masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
             sum.add_chunk(values, lds, m, chunk);
-            if (!T::VALUES_AHEAD && more) next.load_chunk(pages, tile, chunk + 1);
+            if (!T::CHUNKS_AHEAD && more) next.load_chunk(pages, tile, chunk + 1);
             if (more || again) values = next;
         }
         if constexpr (T::PER_TOKEN) {
@@ -152,7 +168,7 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + T::GROUPS)};
     if constexpr (!T::QUERY_EARLY) stage_queries(call, task.rows, lds);
     pages.stage_id(task.first_tile, ids[0]);
-    pages.stage_id(task.first_tile + T::GROUPS, ids[1]);
+    if constexpr (T::IDS_AHEAD == 2) pages.stage_id(task.first_tile + T::GROUPS, ids[1]);
     barrier();
     Keys<T> keys;
     if (task.first_tile < task.end_tile) keys.load_chunk(pages, task.first_tile, 0);
@@ -161,7 +177,7 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
         if (early.exists()) early.stage(lds);
         barrier();
     }
-    Pipeline<T> pipeline(call, task, lds, keys);
+    Pipeline<T> pipeline(call, task, lds, keys, ids[1]);
     pipeline.run();
     pipeline.finish();
 }

@@ -7,6 +7,11 @@
 #error "the tile is written for gfx942 and gfx950"
 #endif
 
+// Off only to predict the times of schedules that are not ours, whose next K comes after P.
+#if !defined(PA_TEST_KEYS_EARLY)
+#define PA_TEST_KEYS_EARLY 1
+#endif
+
 namespace pa {
 
 enum class Query { BF16, F16, F32 };
@@ -14,6 +19,11 @@ enum class Scales { NONE, SCALAR, PER_TOKEN, BLOCK };
 enum class Layout { SHUFFLED, VLLM, NHD, HND };
 
 struct Traits {
+#if defined(__gfx950__)
+    static constexpr bool GFX950 = true;
+#else
+    static constexpr bool GFX950 = false;
+#endif
     static constexpr int HEAD_DIM = PA_HEAD_DIM;
     static constexpr int PAGE = PA_PAGE;
     static constexpr int GROUP = PA_GROUP;
@@ -89,8 +99,8 @@ struct Traits {
     static constexpr int KEY_CHUNK_REGISTERS = GROUPS == 2 && (VALUES_HELD || KEY_REGISTERS > 128) ? 32 : 64;
     static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : KEY_CHUNK_REGISTERS / KEY_STEP_REGISTERS;
     static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
-    static constexpr bool VALUES_AHEAD = VALUE_STEP_REGISTERS <= 64 / GROUPS;
-    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : VALUES_AHEAD ? 64 / GROUPS / VALUE_STEP_REGISTERS : 1;
+    static constexpr bool CHUNKS_AHEAD = VALUE_STEP_REGISTERS <= 64 / GROUPS;
+    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : CHUNKS_AHEAD ? 64 / GROUPS / VALUE_STEP_REGISTERS : 1;
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
@@ -109,41 +119,38 @@ struct Traits {
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
     static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24) && (GROUPS == 1 || KEYS_HELD);
 
+    // The order of a tile's loads (pipeline.h). Page 16 and head_dim 256 have an order without their schedule, in which all of V and the next K
+    // come after P; elsewhere, loads are always ahead.
+    static constexpr bool PAGE16 = GFX950 && PAGE == 16 && M_TILES == 1 && HEAD_DIM <= 128 && !MXFP4 && KV != Element::F16;
+    static constexpr bool HEAD256 = HEAD_DIM == 256 && M_TILES == 1 && SINGLE_QUERY && !MXFP4;
+    // V before Q K^T; the ids of the tile after the next before V; the next K right after Q K^T.
+    static constexpr bool VALUES_AHEAD = PAGE16 ? PA_PAGE16_VPIPE : !HEAD256 || PA_HEAD256_PIPE;
+    static constexpr bool IDS_FIRST = VALUES_AHEAD && (!PAGE16 || PER_TOKEN || PA_PAGE16_PAGES_FIRST);
+    static constexpr bool KEYS_EARLY = PA_TEST_KEYS_EARLY && VALUES_AHEAD && (!PAGE16 || !FP8 || PER_TOKEN || PA_PAGE16_EARLY_K);
+    static_assert(VALUES_AHEAD || (KEYS_HELD && VALUES_HELD));
+    static_assert(!(PA_PAGE16_PAGES_FIRST || PA_PAGE16_EARLY_K) || VALUES_AHEAD, "what is ahead of V wants V ahead");
+    // Tiles from a step's to the one whose ids it puts into LDS: those of the tile after the next take the place of its own.
+    static constexpr int IDS_AHEAD = VALUES_AHEAD ? 2 : 1;
+
     // P and statistics of this many M-tiles lie in LDS side by side and share barriers.
     static constexpr int P_SLOTS = MTP_FUSED ? M_TILES : 1;
     // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
     // next K those of scores that have become P.
     static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
-    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUES_AHEAD ? VALUE_CHUNK : 0;
+    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : CHUNKS_AHEAD ? VALUE_CHUNK : 0;
     static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
     // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
     static constexpr bool SCALE_IN_EXP2 = MTP_FUSED;
     static_assert(!SCALE_IN_EXP2 || (PA_POSITIVE_SCALE && !SOFTCAP && !PER_TOKEN));
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
-#if defined(__gfx950__)
-    static constexpr int P_EXPONENT = FP8 ? 8 : 0;
-#else
-    static constexpr int P_EXPONENT = FP8 ? 7 : 0;
-#endif
+    static constexpr int P_EXPONENT = FP8 ? (GFX950 ? 8 : 7) : 0;
 
     // Off only to show that the tests of poisoned caches can fail.
 #if defined(PA_TEST_NO_V_MASK)
     static constexpr bool MASKS_VALUES = false;
 #else
     static constexpr bool MASKS_VALUES = true;
-#endif
-
-    // On only to predict the times of schedules that are not ours: the next K after P's barrier, page ids behind V.
-#if defined(PA_TEST_LATE_K)
-    static constexpr bool LATE_KEYS = true;
-#else
-    static constexpr bool LATE_KEYS = false;
-#endif
-#if defined(PA_TEST_LATE_IDS)
-    static constexpr bool LATE_IDS = true;
-#else
-    static constexpr bool LATE_IDS = false;
 #endif
 
     // Two workgroups a CU where the registers of one allow it: 256, of which Q, P, addresses and temporaries take some 90. A lane also keeps the

@@ -101,13 +101,8 @@ impl TileCall {
             kernarg_preload: 16,
         };
         let plan = if plan_free { None } else { Some(HostPlan::new(&request, &arch)?) };
-        let mut selection = select(&problem, &arch)?;
-        if spec.kv_dtype == KvDtype::Mxfp4 {
-            selection.key.flags.dual_group = false;
-            selection.threads = 256;
-        }
-        Ok(Self {
-            selection,
+        let call = Self {
+            selection: select(&problem, &arch)?,
             case,
             arch,
             plan,
@@ -120,15 +115,23 @@ impl TileCall {
             preload: true,
             wants_lse: true,
             traced: false,
-        })
+        };
+        // The MXFP4 tile has one group yet.
+        Ok(if call.case.spec.kv_dtype == KvDtype::Mxfp4 { call.one_group() } else { call })
+    }
+
+    /// The same call by one tile group of a workgroup.
+    pub fn one_group(mut self) -> Self {
+        self.selection.key.flags.dual_group = false;
+        self.selection.threads = 256;
+        self
     }
 
     /// The same call by the generic tile: no switch of the schedule is on.
     pub fn generic(&self) -> Self {
-        let mut call = self.clone();
+        let mut call = self.clone().one_group();
         let flags = &mut call.selection.key.flags;
         *flags = Flags { direct_output: flags.direct_output, mxfp4_tile: flags.mxfp4_tile, ..Flags::default() };
-        call.selection.threads = 256;
         call
     }
 

@@ -36,7 +36,7 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 11] = [
+const WRITTEN: [&str; 15] = [
     "DIRECT_OUTPUT",
     "DUAL_GROUP",
     "MXFP4_TILE",
@@ -44,8 +44,12 @@ const WRITTEN: [&str; 11] = [
     "BF16_DECODE_NT_KV",
     "DECODE_Q_EARLY",
     "DECODE_LAST_V_AFTER_QK",
+    "PAGE16_VPIPE",
+    "PAGE16_PAGES_FIRST",
+    "PAGE16_EARLY_K",
     "FP8_DECODE_NT_V",
     "PACKED_Q_ABSMAX",
+    "HEAD256_PIPE",
     "HEAD256_INTERIOR_UNMASKED",
     "FP8_PACK_NO_OLD",
 ];

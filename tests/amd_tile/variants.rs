@@ -25,6 +25,8 @@ fn compare(spec: &CaseSpec, arch: &Arch, flag: &str, agreement: Agreement) -> [C
     let context = format!("{} {flag} {spec:?}", arch.name);
     let call = TileCall::new(spec.build().unwrap(), arch.clone()).unwrap();
     assert!(call.selection.flags().names().contains(&flag), "{context}: not chosen");
+    // Two groups (dual.rs) round elsewhere.
+    let call = call.one_group();
     let ours = call.run().unwrap_or_else(|e| panic!("{context}: {e}"));
     let generic = call.generic().run().unwrap_or_else(|e| panic!("generic: {context}: {e}"));
     let pairs = [(&ours.out, &generic.out), (&ours.lse, &generic.lse)].map(|(a, b)| (floats(a).unwrap(), floats(b).unwrap()));
@@ -106,6 +108,49 @@ fn fp8_decode() {
     check_all(&shapes, &gfx950(), "FP8_DECODE_NT_V", Agreement::Bits);
     let early = [CaseSpec { page_size: 16, q_dtype: DType::F32, ..fp8() }, CaseSpec { head_dim: 256, page_size: 64, ..fp8() }];
     check_all(&early, &gfx950(), "DECODE_Q_EARLY", Agreement::Bits);
+}
+
+/// V before S, then page ids before V, then the next K right after S: nothing else is computed.
+#[test]
+fn page16_pipe() {
+    require_clang!();
+    let shapes = [
+        base(),
+        CaseSpec { head_dim: 64, group: 4, query_lens: vec![4], window: Some(300), ..base() },
+        CaseSpec { group: 16, ..fp8() },
+        CaseSpec { head_dim: 64, q_dtype: DType::F32, softcap: Some(20.0), ..fp8() },
+        scaled(Scales::PerToken, CaseSpec { q_dtype: DType::F16, ..fp8() }),
+    ]
+    .map(|shape| CaseSpec { page_size: 16, ..shape });
+    check_all(&shapes, &gfx950(), "PAGE16_VPIPE", Agreement::Bits);
+    check_all(&shapes[..4], &gfx950(), "PAGE16_PAGES_FIRST", Agreement::Bits);
+    check_all(&shapes[2..4], &gfx950(), "PAGE16_EARLY_K", Agreement::Bits);
+    // One switch after the other.
+    for shape in &shapes[..4] {
+        let spec = CaseSpec { lens: vec![0, 257, 1027, 512], workgroup_budget: Some(4), ..shape.clone() };
+        let mut call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap().generic();
+        let plain = call.run().unwrap();
+        for flag in ["PAGE16_VPIPE", "PAGE16_PAGES_FIRST"] {
+            assert!(call.selection.key.flags.set(flag));
+            let ours = call.run().unwrap();
+            let bits = |tensor| floats(tensor).unwrap().into_iter().map(f64::to_bits).collect::<Vec<_>>();
+            assert_eq!((bits(&ours.out), bits(&ours.lse)), (bits(&plain.out), bits(&plain.lse)), "{flag} {spec:?}");
+        }
+    }
+}
+
+/// V before S and the next K right after it.
+#[test]
+fn head256_pipe() {
+    require_clang!();
+    let shapes = [
+        CaseSpec { page_size: 64, ..base() },
+        CaseSpec { page_size: 16, group: 3, ..fp8() },
+        scaled(Scales::PerToken, CaseSpec { page_size: 128, group: 16, ..fp8() }),
+        CaseSpec { kv_dtype: KvDtype::F16, q_dtype: DType::F16, page_size: 32, window: Some(300), ..base() },
+    ]
+    .map(|shape| CaseSpec { head_dim: 256, ..shape });
+    check_all(&shapes, &archs(), "HEAD256_PIPE", Agreement::Bits);
 }
 
 #[test]
