@@ -57,7 +57,7 @@ impl<'a> AppendAndAttend<'a> {
     }
 
     /// The decode over the cache's layer.
-    fn decode(&self, layer: &LayerCache) -> PagedDecode {
+    pub(crate) fn decode(&self, layer: &LayerCache) -> PagedDecode {
         let options = DecodeOptions {
             layout: self.cache.layout(),
             k_scale: layer.k_scale.clone(),
@@ -66,6 +66,15 @@ impl<'a> AppendAndAttend<'a> {
         };
         PagedDecode::new(&self.block_tables, &self.context_lens, &options)
     }
+}
+
+/// Refuses k whose tokens are not q's rows.
+fn check_rows(q: &Layout, k: &Layout) -> Result<()> {
+    let rows: usize = q.dims().iter().rev().skip(2).product();
+    if k.dims().first() != Some(&rows) {
+        bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k.dims(), q.dims())
+    }
+    Ok(())
 }
 
 impl CustomOp3 for AppendAndAttend<'_> {
@@ -82,19 +91,14 @@ impl CustomOp3 for AppendAndAttend<'_> {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let rows: usize = q_layout.dims().iter().rev().skip(2).product();
-        if k_layout.dims().first() != Some(&rows) {
-            bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k_layout.dims(), q_layout.dims())
-        }
+        check_rows(q_layout, k_layout)?;
         #[cfg(feature = "rocm")]
         if let Some(pages) = self.cache.rocm() {
             let out = pages.append_and_attend(self, (q, q_layout), (k, k_layout), (v, v_layout))?;
             return Ok((out, q_layout.shape().clone()));
         }
         let layer = self.cache.layer(self.layer)?;
-        let scales = [("k_scale", layer.k_scale.tensor()), ("v_scale", layer.v_scale.tensor())];
-        let tensors = [("key_cache", Some(&layer.key)), ("value_cache", Some(&layer.value))].into_iter().chain(scales);
-        for (name, tensor) in tensors.filter_map(|(name, tensor)| tensor.map(|t| (name, t))) {
+        for (name, tensor) in layer.tensors() {
             if shares_storage(tensor, q) {
                 bail!("q: shares its storage with {name}, which is to be written; pass a copy")
             }
@@ -106,6 +110,22 @@ impl CustomOp3 for AppendAndAttend<'_> {
         Ok((out, q_layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        check_rows(q_layout, k_layout)?;
+        let out = crate::cuda::append_and_attend(self, (q, q_layout), (k, k_layout), (v, v_layout))?;
+        Ok((out, q_layout.shape().clone()))
+    }
+
+    #[cfg(not(feature = "cuda"))]
     fn cuda_fwd(
         &self,
         _: &CudaStorage,

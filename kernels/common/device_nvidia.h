@@ -16,8 +16,8 @@ PA_DEVICE int block_y() { return blockIdx.y; }
 PA_DEVICE int block_z() { return blockIdx.z; }
 PA_DEVICE void barrier() { __syncthreads(); }
 
-// Lanes that swap run together; others of the warp may have left.
-template <int MASK> PA_DEVICE unsigned swap_lanes(unsigned x) { return __shfl_xor_sync(__activemask(), x, MASK); }
+// Sixteen lanes swap together; the warp's others may have left.
+template <int MASK> PA_DEVICE unsigned swap_lanes(unsigned x) { return __shfl_xor_sync(0xffffu << (thread() & 16), x, MASK); }
 PA_DEVICE unsigned lane_of(unsigned x, int lane) { return __shfl_sync(~0u, x, lane); }
 
 template <unsigned COMBINE(unsigned, unsigned)> PA_DEVICE unsigned scan(unsigned x) {

@@ -8,7 +8,7 @@
 
 namespace pa {
 
-enum Kv { KV_BF16 = 0, KV_F16 = 1, KV_FP8 = 2, KV_MXFP4 = 3 };
+enum Kv { KV_BF16 = 0, KV_F16 = 1, KV_FP8 = 2, KV_MXFP4 = 3, KV_F32 = 4 };
 enum Scales { NO_SCALES = 0, ONE_SCALE = 1, TOKEN_SCALES = 2, BLOCK_SCALES = 3 };
 enum Layout { SHUFFLED = 0, VLLM = 1, NHD = 2, HND = 3 };
 
@@ -24,7 +24,7 @@ struct WriteSide {
 
 template <int HEAD_DIM, int PAGE, int NUMBER, int KV, int SCALES, int LAYOUT, bool VALUE> struct Writer {
     static constexpr int UNITS = (HEAD_DIM + ROW_THREADS * 8 - 1) / (ROW_THREADS * 8);
-    static constexpr int X = KV == KV_FP8 ? 16 : 8;  // elements in 16 bytes
+    static constexpr int X = KV == KV_FP8 ? 16 : KV == KV_F32 ? 4 : 8;  // elements in 16 bytes
     static constexpr bool ROWS = LAYOUT == NHD || LAYOUT == HND;
     static_assert(HEAD_DIM % (KV == KV_MXFP4 ? 32 : 8) == 0, "head_dim of a cache write");
 
@@ -80,7 +80,11 @@ template <int HEAD_DIM, int PAGE, int NUMBER, int KV, int SCALES, int LAYOUT, bo
         if (ROWS) {
             *(Elements<Type, 8> *)(cache + offset * side.stride.token + dim(n)) = eight;
         } else if (!VALUE) {
-            *(Elements<Type, 8> *)(cache + (dim(n) / X * PAGE + offset) * X + dim(n) % X) = eight;
+            constexpr int N = X < 8 ? X : 8;
+            for (int i = 0; i < 8; i += N) {
+                int d = dim(n) + i;
+                *(Elements<Type, N> *)(cache + (d / X * PAGE + offset) * X + d % X) = *(const Elements<Type, N> *)&eight.x[i];
+            }
         } else {
             for (int i = 0; i < 8; i++) {
                 int d = dim(n) + i;
@@ -97,6 +101,10 @@ template <int HEAD_DIM, int PAGE, int NUMBER, int KV, int SCALES, int LAYOUT, bo
                 Elements<unsigned char, 8> codes;
                 for (int i = 0; i < 8; i++) codes.x[i] = encode_e4m3<FNUZ>(scaled(values[n][i], scale));
                 store(n, codes);
+            } else if constexpr (KV == KV_F32) {
+                Elements<float, 8> stored;
+                for (int i = 0; i < 8; i++) stored.x[i] = scaled(values[n][i], scale);
+                store(n, stored);
             } else {
                 Elements<unsigned short, 8> stored;
                 for (int i = 0; i < 8; i++) stored.x[i] = from_float<KV>(scaled(values[n][i], scale));
@@ -134,11 +142,28 @@ template <int HEAD_DIM, int PAGE, int NUMBER, int KV, int SCALES, int LAYOUT, bo
     }
 };
 
-template <int HEAD_DIM, int PAGE, int NUMBER, int KV, int SCALES, int LAYOUT> PA_DEVICE void write(const WriteArgs &args) {
+// Whether a later token has this one's slot: that one stays. A row's threads look together.
+PA_DEVICE bool is_superseded(const WriteArgs &args, int token, int lane) {
+    long slot = args.slots[token];
+    unsigned found = 0;
+    for (int first = token + 1; first < args.tokens; first += ROW_THREADS) {
+        int other = first + lane;
+        if (other < args.tokens && args.slots[other] == slot) found = 1;
+    }
+    found |= swap_lanes<1>(found);
+    found |= swap_lanes<2>(found);
+    found |= swap_lanes<4>(found);
+    found |= swap_lanes<8>(found);
+    return found;
+}
+
+// NUMBER and VALUE_NUMBER: dtypes of k and v. LATEST: of tokens that share a slot the last one stays; without it the host has left one.
+template <int HEAD_DIM, int PAGE, int NUMBER, int VALUE_NUMBER, int KV, int SCALES, int LAYOUT, bool LATEST> PA_DEVICE void write(const WriteArgs &args) {
     int token = block_x() * WRITE_ROWS + thread() / ROW_THREADS, head = block_y(), lane = thread() % ROW_THREADS;
     if (token >= args.tokens) return;
     long slot = args.slots[token];
     if (slot < 0 || slot >= (long)args.pages * PAGE) return;
+    if (LATEST && is_superseded(args, token, lane)) return;
     long page = slot / PAGE;
     int offset = slot % PAGE;
     if (block_z() == 0) {
@@ -146,7 +171,7 @@ template <int HEAD_DIM, int PAGE, int NUMBER, int KV, int SCALES, int LAYOUT> PA
         Writer<HEAD_DIM, PAGE, NUMBER, KV, SCALES, LAYOUT, false>{side, token, head, lane, page, offset}.write();
     } else {
         WriteSide side = {args.v, args.value, args.v_scale, args.v_row, args.v_head, args.value_stride, args.v_scale_stride};
-        Writer<HEAD_DIM, PAGE, NUMBER, KV, SCALES, LAYOUT, true>{side, token, head, lane, page, offset}.write();
+        Writer<HEAD_DIM, PAGE, VALUE_NUMBER, KV, SCALES, LAYOUT, true>{side, token, head, lane, page, offset}.write();
     }
 }
 

@@ -25,6 +25,7 @@ struct CudaTileArgs {
     Paged key_stride, value_stride, k_scale_stride, v_scale_stride;
     float scale_log2, softcap;
     int window, query_len, kv_heads, pages, max_pages, plan_rows, rows;
+    int q_rows;                  // of q and the output: `query_start` is clamped to them
 };
 
 }  // namespace pa

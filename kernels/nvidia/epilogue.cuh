@@ -5,6 +5,12 @@
 
 namespace pa {
 
+// First row of q of a sequence in a ragged batch, and how many: whatever the starts say, among the `rows` that there are.
+__device__ __forceinline__ int2 ragged_queries(const int* query_start, int sequence, int rows) {
+    const int first = min(max(query_start[sequence], 0), rows);
+    return {first, min(max(query_start[sequence + 1], first), rows) - first};
+}
+
 // What a merged row still needs.
 struct RowEnd {
     float scale;  // factor that turns the unnormalized output into the output

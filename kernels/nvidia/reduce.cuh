@@ -43,8 +43,8 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     const int group = p.q_heads / p.kv_heads, kv_head = head / group, sequence = blockIdx.z;
     // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
     // and the addresses of the partials brought near.
-    const int query_first = RAGGED ? p.query_start[sequence] : sequence * p.query_len;
-    const int query_len = RAGGED ? p.query_start[sequence + 1] - query_first : p.query_len;
+    const int2 queries = RAGGED ? ragged_queries(p.query_start, sequence, p.q_rows) : int2{sequence * p.query_len, p.query_len};
+    const int query_first = queries.x, query_len = queries.y;
     const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
     const int first = info.first_slot / CLUSTER, end = (info.first_slot + info.count - 1) / CLUSTER + 1;
     if (info.count == 0 || end - first == 1 || int(blockIdx.x) >= query_len) {

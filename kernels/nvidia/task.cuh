@@ -11,8 +11,9 @@ __device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, int ro
     task.table_row = row;
     task.sequence = T::Opt::PER_HEAD ? row / p.kv_heads : row;
     task.head = T::Opt::PER_HEAD ? row % p.kv_heads : blockIdx.y;
-    task.query_first = T::Opt::RAGGED ? p.query_start[task.sequence] : task.sequence * p.query_len;
-    task.query_len = T::Opt::RAGGED ? p.query_start[task.sequence + 1] - task.query_first : p.query_len;
+    const int2 queries = T::Opt::RAGGED ? ragged_queries(p.query_start, task.sequence, p.q_rows) : int2{task.sequence * p.query_len, p.query_len};
+    task.query_first = queries.x;
+    task.query_len = queries.y;
     task.rows = task.query_len * T::GROUP;
     task.first_row = blockIdx.z * T::ROWS;
 }
@@ -22,9 +23,10 @@ template <class T>
 __device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p) {
     task.slot = blockIdx.x;
     const WorkInfo work = load_record<WorkInfo>(p.work + task.slot);
-    if (work.row < 0) return false;
+    if (u32(work.row) >= u32(p.plan_rows)) return false;
     locate<T>(task, p, work.row);
-    task.context = p.context_lens[task.table_row];
+    // A length that the table has no lanes for ends with the table.
+    task.context = int(min(i64(p.context_lens[task.table_row]), i64(p.max_pages) * T::PAGE_SIZE));
     task.first_token = 0;
     if constexpr (T::Opt::WINDOW) task.first_token = max(task.context - task.query_len - p.window + 1, 0);
     task.begin = max(work.first_tile * T::TILE_TOKENS, task.first_token / T::CHUNK * T::CHUNK);

@@ -1,4 +1,5 @@
-// The cache writes, specialized by macros: PA_KERNEL, the entry's name; PA_HEAD_DIM; PA_PAGE; PA_QUERY, the dtype of k and v; PA_KV; PA_SCALES; PA_LAYOUT.
+// The cache writes, specialized by macros: PA_KERNEL, the entry's name; PA_HEAD_DIM; PA_PAGE; PA_QUERY, the dtype of k, and PA_VALUE, of v; PA_KV;
+// PA_SCALES; PA_LAYOUT; PA_LATEST, whether tokens may share a slot.
 #include "../common/write.h"
 
-PA_ENTRY(pa::WRITE_THREADS) PA_KERNEL(pa::WriteArgs args) { pa::write<PA_HEAD_DIM, PA_PAGE, PA_QUERY, PA_KV, PA_SCALES, PA_LAYOUT>(args); }
+PA_ENTRY(pa::WRITE_THREADS) PA_KERNEL(pa::WriteArgs args) { pa::write<PA_HEAD_DIM, PA_PAGE, PA_QUERY, PA_VALUE, PA_KV, PA_SCALES, PA_LAYOUT, PA_LATEST>(args); }

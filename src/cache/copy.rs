@@ -10,7 +10,7 @@ const OP: &str = "copy_pages";
 /// Copies page `src` to page `dst` for each pair, K, V and the scales that have pages, bytes as they are.
 ///
 /// Pairs are carried out in order, one after the other: a page written by an earlier pair is what a later pair reads. All page ids are
-/// checked before the first copy.
+/// checked before the first copy. On a CUDA device the copies are enqueued.
 pub fn copy_pages(cache: &LayerCache, layout: CacheLayout, pairs: &[(u32, u32)]) -> Result<()> {
     let form = LayerForm::of(OP, cache, layout)?;
     check_pairs(pairs, form.dims.pages)?;
@@ -25,25 +25,33 @@ pub(crate) fn check_pairs(pairs: &[(u32, u32)], limit: usize) -> Result<()> {
     }
 }
 
+/// What of a tensor's page 0 is contiguous.
+pub(crate) struct PageRuns {
+    /// Elements of a run.
+    pub len: usize,
+    /// Where each starts in the storage.
+    pub offsets: Vec<usize>,
+}
+
 struct CopyPages<'a> {
     pairs: &'a [(u32, u32)],
 }
 
 impl CopyPages<'_> {
     fn run<T: Copy>(&self, data: &mut [T], layout: &Layout) {
-        let (run, offsets) = page_runs(layout);
+        let PageRuns { len, offsets } = page_runs(layout);
         let page = layout.stride()[0];
         for &(src, dst) in self.pairs {
             for &offset in &offsets {
                 let from = src as usize * page + offset;
-                data.copy_within(from..from + run, dst as usize * page + offset);
+                data.copy_within(from..from + len, dst as usize * page + offset);
             }
         }
     }
 }
 
-/// The contiguous runs of page 0: their length, and where each starts.
-fn page_runs(layout: &Layout) -> (usize, Vec<usize>) {
+/// The contiguous runs of page 0, in the order of its elements.
+pub(crate) fn page_runs(layout: &Layout) -> PageRuns {
     let (dims, strides) = (&layout.dims()[1..], &layout.stride()[1..]);
     let (mut run, mut outer) = (1, dims.len());
     while outer > 0 && (strides[outer - 1] == run || dims[outer - 1] == 1) {
@@ -53,7 +61,7 @@ fn page_runs(layout: &Layout) -> (usize, Vec<usize>) {
     let offsets = dims[..outer].iter().zip(strides).fold(vec![layout.start_offset()], |starts, (&size, &stride)| {
         starts.iter().flat_map(|start| (0..size).map(move |i| start + i * stride)).collect()
     });
-    (run, offsets)
+    PageRuns { len: run, offsets }
 }
 
 impl InplaceOp1 for CopyPages<'_> {
@@ -71,5 +79,10 @@ impl InplaceOp1 for CopyPages<'_> {
             other => bail!("{OP}: {:?} is not a KV dtype", candle::backend::BackendStorage::dtype(other)),
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut candle::CudaStorage, layout: &Layout) -> Result<()> {
+        crate::cuda::copy_pages(storage, layout, self.pairs)
     }
 }

@@ -9,8 +9,8 @@ use crate::op::locks::storage_address;
 use crate::op::shapes::check_last_contiguous;
 use crate::options::KvScale;
 
-/// A layer's tensors on the CPU, known to agree with each other and to lie within their storages.
-pub(super) struct LayerForm<'a> {
+/// A layer's tensors, known to be on one device, to agree with each other and to lie within their storages.
+pub(crate) struct LayerForm<'a> {
     pub dims: CacheDims,
     pub dtype: KvDtype,
     pub key: Side<'a>,
@@ -18,15 +18,18 @@ pub(super) struct LayerForm<'a> {
 }
 
 /// K or V.
-pub(super) struct Side<'a> {
+pub(crate) struct Side<'a> {
     pub cache: &'a Tensor,
     pub strides: KvStrides,
     pub scale: ScaleForm<'a>,
 }
 
 /// `value = stored * scale`.
-pub(super) enum ScaleForm<'a> {
+pub(crate) enum ScaleForm<'a> {
     Factor(f32),
+    /// F32 with one element on a GPU, which is not read here.
+    #[cfg(feature = "cuda")]
+    OnDevice(&'a Tensor),
     /// F32 `[pages, kv_heads, page_size]`.
     PerToken(&'a Tensor),
     /// E8M0 `[pages, kv_heads, page_size, head_dim / 32]`.
@@ -38,6 +41,8 @@ impl<'a> ScaleForm<'a> {
     pub fn paged(&self) -> Option<&'a Tensor> {
         match *self {
             Self::Factor(_) => None,
+            #[cfg(feature = "cuda")]
+            Self::OnDevice(_) => None,
             Self::PerToken(scales) | Self::Block(scales) => Some(scales),
         }
     }
@@ -59,7 +64,7 @@ impl<'a> LayerForm<'a> {
             bail!("value_cache: {value_shape:?} of {:?} goes with this key_cache, got {found:?} of {dtype:?}", layer.key.dtype())
         }
         for (name, cache) in [("key_cache", &layer.key), ("value_cache", &layer.value)] {
-            check_tensor(op, name, cache)?;
+            check_tensor(op, name, cache, &layer.key)?;
             check_last_contiguous(name, cache.layout())?;
         }
         let form = Self {
@@ -68,12 +73,12 @@ impl<'a> LayerForm<'a> {
             key: Side {
                 cache: &layer.key,
                 strides: layout.key_strides(layer.key.layout()),
-                scale: scale_form(op, "k_scale", &layer.k_scale, dims, dtype)?,
+                scale: scale_form(op, "k_scale", &layer.k_scale, &layer.key, dims, dtype)?,
             },
             value: Side {
                 cache: &layer.value,
                 strides: layout.value_strides(layer.value.layout()),
-                scale: scale_form(op, "v_scale", &layer.v_scale, dims, dtype)?,
+                scale: scale_form(op, "v_scale", &layer.v_scale, &layer.key, dims, dtype)?,
             },
         };
         form.check_apart()?;
@@ -101,19 +106,28 @@ impl<'a> LayerForm<'a> {
     }
 }
 
-fn scale_form<'a>(op: &str, name: &'static str, scale: &'a KvScale, dims: CacheDims, dtype: KvDtype) -> Result<ScaleForm<'a>> {
+fn scale_form<'a>(
+    op: &str,
+    name: &'static str,
+    scale: &'a KvScale,
+    key: &Tensor,
+    dims: CacheDims,
+    dtype: KvDtype,
+) -> Result<ScaleForm<'a>> {
     let CacheDims { pages, page_size, kv_heads, head_dim } = dims;
     let form = match scale {
         KvScale::None => ScaleForm::Factor(1.0),
         KvScale::Scalar(factor) => ScaleForm::Factor(*factor),
         KvScale::Tensor(scales) => {
-            check_tensor(op, name, scales)?;
+            check_tensor(op, name, scales, key)?;
             match (scales.dtype(), scales.dims()) {
                 (DType::F32, shape) if shape == [pages, kv_heads, page_size] => ScaleForm::PerToken(scales),
                 (DType::U8, shape) if shape == [pages, kv_heads, page_size, head_dim / MXFP4_BLOCK] => {
                     check_last_contiguous(name, scales.layout())?;
                     ScaleForm::Block(scales)
                 }
+                #[cfg(feature = "cuda")]
+                (DType::F32, _) if scales.elem_count() == 1 && !scales.device().is_cpu() => ScaleForm::OnDevice(scales),
                 (DType::F32, _) if scales.elem_count() == 1 => ScaleForm::Factor(scales.flatten_all()?.to_vec1::<f32>()?[0]),
                 (found, shape) => bail!(
                     "{name}: {found:?} {shape:?} is neither one F32, nor F32 [{pages}, {kv_heads}, {page_size}] (pages, kv_heads, page_size), nor U8 \
@@ -137,13 +151,20 @@ fn scale_form<'a>(op: &str, name: &'static str, scale: &'a KvScale, dims: CacheD
     Ok(form)
 }
 
-/// Refuses a tensor that is not on the CPU, that reaches past its storage, or two of whose elements are the same memory.
-fn check_tensor(op: &str, name: &str, tensor: &Tensor) -> Result<()> {
+/// Refuses a tensor that is not where `key` is, that reaches past its storage, or two of whose elements are the same memory.
+fn check_tensor(op: &str, name: &str, tensor: &Tensor, key: &Tensor) -> Result<()> {
+    let (place, beside) = (tensor.device().location(), key.device().location());
+    if place != beside {
+        bail!("{name}: on {place:?}, but key_cache is on {beside:?}")
+    }
     let (storage, layout) = tensor.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else {
-        bail!("{op}: there is no kernel for {:?} yet ({name} is there)", tensor.device().location())
+    let elements = match &*storage {
+        Storage::Cpu(storage) => storage_len(storage)?,
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(storage) => crate::cuda::elements(storage),
+        _ => bail!("{op}: this build has no kernel for {place:?} ({name} is there)"),
     };
-    check_bounds(name, storage, layout)?;
+    Meta { dtype: tensor.dtype(), layout }.check_bounds(name, elements)?;
     let mut axes: Vec<(usize, usize)> =
         layout.stride().iter().copied().zip(layout.dims().iter().copied()).filter(|&(_, n)| n > 1).collect();
     axes.sort_unstable();
@@ -177,6 +198,30 @@ fn storage_len(storage: &CpuStorage) -> Result<usize> {
 }
 
 /// Whether `storage` is the one behind `tensor`.
-pub(crate) fn shares_storage(tensor: &Tensor, storage: &CpuStorage) -> bool {
-    matches!(&*tensor.storage_and_layout().0, Storage::Cpu(own) if std::ptr::eq(own, storage))
+pub(crate) fn shares_storage<S: Lent>(tensor: &Tensor, storage: &S) -> bool {
+    S::of(&tensor.storage_and_layout().0).is_some_and(|own| std::ptr::eq(own, storage))
+}
+
+/// A device's storage, as candle lends it to an op.
+pub(crate) trait Lent: Sized {
+    fn of(storage: &Storage) -> Option<&Self>;
+}
+
+impl Lent for CpuStorage {
+    fn of(storage: &Storage) -> Option<&Self> {
+        match storage {
+            Storage::Cpu(storage) => Some(storage),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Lent for candle::CudaStorage {
+    fn of(storage: &Storage) -> Option<&Self> {
+        match storage {
+            Storage::Cuda(storage) => Some(storage),
+            _ => None,
+        }
+    }
 }

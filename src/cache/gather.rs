@@ -12,8 +12,15 @@ const OP: &str = "gather";
 
 /// The first `len` tokens of `pages` (page ids in token order) as contiguous F32 k and v `[len, kv_heads, head_dim]`, scales applied.
 ///
-/// Page ids that hold none of the first `len` tokens are not looked at.
+/// Page ids that hold none of the first `len` tokens are not looked at. K and v are on the CPU; a cache on a GPU is waited for.
 pub fn gather(cache: &LayerCache, layout: CacheLayout, pages: &[u32], len: usize) -> Result<(Tensor, Tensor)> {
+    #[cfg(feature = "cuda")]
+    if cache.key.device().is_cuda() {
+        let needed = needed_pages(LayerForm::of(OP, cache, layout)?.dims, pages, len)?;
+        let copy = crate::cuda::read_pages(cache, needed)?;
+        let ids: Vec<u32> = (0..needed.len() as u32).collect();
+        return gather_as(&copy, layout, &ids, len, fp8::decode_e4m3);
+    }
     gather_as(cache, layout, pages, len, fp8::decode_e4m3)
 }
 

@@ -21,5 +21,14 @@ pub use store::{CacheConfig, LayerCache, PagedKvCache, Placement, Quantization};
 pub use write::reshape_and_cache;
 
 pub(crate) use form::{check_bounds, shares_storage};
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+pub(crate) use write::last_writes;
 #[cfg(feature = "rocm")]
 pub(crate) use {copy::check_pairs, gather::gather_as, gather::needed_pages, store::layer_of, write::check_tokens};
+#[cfg(feature = "cuda")]
+pub(crate) use {
+    copy::{PageRuns, page_runs},
+    form::{LayerForm, ScaleForm, Side},
+    rows::check_new_tokens,
+    write::{check_apart, check_as_many, checked_slots},
+};

@@ -1,6 +1,6 @@
 //! Rows of head_dim values, to and from what a cache stores.
 
-use candle::{CpuStorage, Layout, Result, bail};
+use candle::{CpuStorage, DType, Layout, Result, bail};
 use float8::F8E4M3;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -8,10 +8,28 @@ use rayon::prelude::*;
 
 use super::form::{ScaleForm, check_bounds};
 use super::{CacheDims, KvDtype, KvStrides, MXFP4_BLOCK};
+use crate::op::call::Meta;
 use crate::quant::{fp8, mxfp4};
 
 /// Values from which rows are converted on the rayon pool.
 const PARALLEL: usize = 1 << 16;
+
+/// Refuses new tokens' k or v (`name`) that does not fit a cache of `dims`; gives how many tokens there are.
+pub(crate) fn check_new_tokens(name: &str, rows: Meta<'_>, dims: CacheDims) -> Result<usize> {
+    let CacheDims { kv_heads, head_dim, .. } = dims;
+    let &[tokens, heads, dim] = rows.dims() else { bail!("{name}: the shape is [tokens, kv_heads, head_dim], got {:?}", rows.dims()) };
+    if heads != kv_heads || dim != head_dim {
+        bail!("{name}: [tokens, {kv_heads}, {head_dim}] goes with this cache, got {:?}", rows.dims())
+    }
+    if !matches!(rows.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        bail!("{name}: the dtype is F32, F16 or BF16, got {:?}", rows.dtype)
+    }
+    let stride = rows.layout.stride();
+    if stride[2] != 1 && dim > 1 {
+        bail!("{name}: head_dim is contiguous, got {:?} with strides {stride:?}", rows.dims())
+    }
+    Ok(tokens)
+}
 
 /// New tokens' k or v `[tokens, kv_heads, head_dim]`, head_dim contiguous.
 pub(crate) struct Source<'a> {
@@ -33,24 +51,16 @@ enum SourceData<'a> {
 impl<'a> Source<'a> {
     /// `name` is k or v; refuses what does not fit a cache of `dims`.
     pub fn new(name: &str, storage: &'a CpuStorage, layout: &Layout, dims: CacheDims) -> Result<Self> {
-        let CacheDims { kv_heads, head_dim, .. } = dims;
-        let &[tokens, heads, dim] = layout.dims() else {
-            bail!("{name}: the shape is [tokens, kv_heads, head_dim], got {:?}", layout.dims())
-        };
-        if heads != kv_heads || dim != head_dim {
-            bail!("{name}: [tokens, {kv_heads}, {head_dim}] goes with this cache, got {:?}", layout.dims())
-        }
+        let CacheDims { kv_heads: heads, head_dim, .. } = dims;
+        let tokens = check_new_tokens(name, Meta::of(storage, layout), dims)?;
         let data = match storage {
             CpuStorage::F32(data) => SourceData::F32(data),
             CpuStorage::F16(data) => SourceData::F16(data),
             CpuStorage::BF16(data) => SourceData::Bf16(data),
-            other => bail!("{name}: the dtype is F32, F16 or BF16, got {:?}", candle::backend::BackendStorage::dtype(other)),
+            _ => unreachable!("check_new_tokens admits F32, F16 and BF16 only"),
         };
-        let stride = layout.stride();
-        if stride[2] != 1 && dim > 1 {
-            bail!("{name}: head_dim is contiguous, got {:?} with strides {stride:?}", layout.dims())
-        }
         check_bounds(name, storage, layout)?;
+        let stride = layout.stride();
         Ok(Self { data, start: layout.start_offset(), token_stride: stride[0], head_stride: stride[1], tokens, heads, head_dim })
     }
 
@@ -96,6 +106,8 @@ pub(super) struct StoredRows {
 pub(super) fn encode(source: &Source, dtype: KvDtype, scale: &ScaleForm) -> StoredRows {
     match scale {
         ScaleForm::Factor(factor) => StoredRows { values: encode_values(source, dtype, |_| *factor), scales: None },
+        #[cfg(feature = "cuda")]
+        ScaleForm::OnDevice(_) => unreachable!("on the CPU a scale of one element is a factor"),
         ScaleForm::PerToken(_) => {
             let scales = source.map(1, |_, values, out| {
                 out[0] = fp8::token_scale(values.iter().fold(0.0, |m: f32, v| m.max(v.abs())));

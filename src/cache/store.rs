@@ -5,7 +5,11 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Tensor, bail};
 use super::write::reshape_and_cache_storage;
 use super::{CacheDims, CacheLayout, KvDtype, MXFP4_BLOCK, copy_pages, gather, reshape_and_cache};
 use crate::options::{DecodeOptions, KvScale};
+#[cfg(feature = "cuda")]
+use crate::registry::select;
 use crate::registry::{Arch, preferred_layout};
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+use crate::registry::{Problem, ScaleMode};
 #[cfg(feature = "rocm")]
 use crate::rocm::{RocmDevice, RocmOptions, RocmPages, RocmTensor};
 
@@ -37,7 +41,8 @@ impl Placement<'_> {
     /// The layout that the device's kernels read fastest.
     fn preferred_layout(self, dtype: KvDtype) -> Result<CacheLayout> {
         Ok(match self {
-            // The CPU's, the one candle device this build has kernels for.
+            #[cfg(feature = "cuda")]
+            Self::Candle(device @ Device::Cuda(_)) => preferred_layout(&crate::cuda::arch_of(device)?, dtype),
             Self::Candle(_) => preferred_layout(&Arch::host()?, dtype),
             #[cfg(feature = "rocm")]
             Self::Rocm(device) => preferred_layout(device.arch(), dtype),
@@ -109,6 +114,15 @@ pub struct LayerCache<T = Tensor> {
     pub v_scale: KvScale<T>,
 }
 
+impl<T> LayerCache<T> {
+    /// Every tensor with its name.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&'static str, &T)> {
+        let scales = [("k_scale", self.k_scale.tensor()), ("v_scale", self.v_scale.tensor())];
+        let scales = scales.into_iter().filter_map(|(name, scale)| Some((name, scale?)));
+        [("key_cache", &self.key), ("value_cache", &self.value)].into_iter().chain(scales)
+    }
+}
+
 impl CacheConfig {
     /// Bytes of one page over all layers, K, V and paged scales: what a memory budget is divided by to choose `dims.pages`.
     pub fn page_bytes(&self) -> Result<usize> {
@@ -152,6 +166,21 @@ impl CacheConfig {
         match self.page_bytes()?.checked_mul(pages) {
             Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
             _ => bail!("pages: {pages} pages of {} bytes pass the address space", self.page_bytes()?),
+        }
+    }
+
+    /// The plainest call over such a cache, to see whether a GPU has a kernel that reads it.
+    #[cfg(any(feature = "rocm", feature = "cuda"))]
+    pub(crate) fn problem(&self, layout: CacheLayout) -> Problem {
+        Problem {
+            q_heads: self.dims.kv_heads,
+            kv_heads: self.dims.kv_heads,
+            head_dim: self.dims.head_dim,
+            page_size: self.dims.page_size,
+            kv_dtype: self.dtype,
+            layout,
+            scales: if self.dtype == KvDtype::Mxfp4 { ScaleMode::Block } else { ScaleMode::None },
+            ..Problem::default()
         }
     }
 
@@ -206,6 +235,10 @@ impl PagedKvCache {
         config.check(layout)?;
         let pages = match placement {
             Placement::Candle(device) => {
+                #[cfg(feature = "cuda")]
+                if device.is_cuda() {
+                    select(&config.problem(layout), &crate::cuda::arch_of(device)?)?;
+                }
                 let layer = |_| config.layer(layout, 1.0, |shape, dtype| zeros(shape, dtype, device));
                 Pages::Candle((0..config.layers).map(layer).collect::<Result<_>>()?)
             }

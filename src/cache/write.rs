@@ -2,7 +2,7 @@
 
 use candle::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 
-use super::form::{LayerForm, Side, shares_storage};
+use super::form::{LayerForm, Lent, Side, shares_storage};
 use super::rows::{Source, StoredRows, encode, put_row};
 use super::{CacheDims, CacheLayout, KvDtype, KvStrides, LayerCache, MXFP4_BLOCK};
 use crate::op::locks::Locks;
@@ -24,13 +24,21 @@ const OP: &str = "reshape_and_cache";
 ///
 /// Cache tensors may be strided views (K and V of one `[pages, 2, ..]` tensor). Everything is checked before the first byte is written:
 /// shapes, dtypes, slots, and that k, v share no storage with the cache; on an error the cache is as it was.
+///
+/// On a CUDA device k, v and the cache are there; the slots are too, or on the CPU. Slots there are read back and checked in debug builds, but never
+/// while a graph is captured; one past the cache is skipped. The write is enqueued, and nothing waits for it.
 pub fn reshape_and_cache(k: &Tensor, v: &Tensor, slot_mapping: &Tensor, cache: &LayerCache, layout: CacheLayout) -> Result<()> {
     let locks = Locks::new([k, v]);
     match (locks.get(0), locks.get(1)) {
         (Storage::Cpu(k_data), Storage::Cpu(v_data)) => {
             reshape_and_cache_storage((k_data, k.layout()), (v_data, v.layout()), slot_mapping, cache, layout)
         }
-        _ => bail!("{OP}: there is no kernel for devices other than the CPU yet (k or v is on one)"),
+        #[cfg(feature = "cuda")]
+        (Storage::Cuda(k_data), Storage::Cuda(v_data)) => {
+            let (k, v) = ((k_data, k.layout()), (v_data, v.layout()));
+            crate::cuda::CacheWrite::new(k, v, slot_mapping, cache, layout, cfg!(debug_assertions))?.run()
+        }
+        _ => bail!("{OP}: k is on {:?}, v on {:?}; this build has no kernel for that", k.device().location(), v.device().location()),
     }
 }
 
@@ -43,6 +51,18 @@ pub(crate) fn reshape_and_cache_storage(
     layout: CacheLayout,
 ) -> Result<()> {
     let form = LayerForm::of(OP, cache, layout)?;
+    if !cache.key.device().is_cpu() {
+        bail!("k: on the CPU, but key_cache is on {:?}", cache.key.device().location())
+    }
+    check_apart(&form, [k, v])?;
+    let (k, v, slots) = check_tokens((k, k_layout), (v, v_layout), slot_mapping, form.dims)?;
+    let (k, v) = (encode(&k, form.dtype, &form.key.scale), encode(&v, form.dtype, &form.value.scale));
+    scatter_side(&form, &form.key, &k, &slots)?;
+    scatter_side(&form, &form.value, &v, &slots)
+}
+
+/// Refuses k and v that share their storage with the cache.
+pub(crate) fn check_apart<S: Lent>(form: &LayerForm<'_>, [k, v]: [&S; 2]) -> Result<()> {
     for (tensor, cache) in form.tensors() {
         for (name, storage) in [("k", k), ("v", v)] {
             if shares_storage(cache, storage) {
@@ -50,10 +70,7 @@ pub(crate) fn reshape_and_cache_storage(
             }
         }
     }
-    let (k, v, slots) = check_tokens((k, k_layout), (v, v_layout), slot_mapping, form.dims)?;
-    let (k, v) = (encode(&k, form.dtype, &form.key.scale), encode(&v, form.dtype, &form.value.scale));
-    scatter_side(&form, &form.key, &k, &slots)?;
-    scatter_side(&form, &form.value, &v, &slots)
+    Ok(())
 }
 
 /// New tokens that fit a cache of `dims`: k, v, and a slot for each.
@@ -64,15 +81,33 @@ pub(crate) fn check_tokens<'a>(
     dims: CacheDims,
 ) -> Result<(Source<'a>, Source<'a>, Vec<i64>)> {
     let (k, v) = (Source::new("k", k, k_layout, dims)?, Source::new("v", v, v_layout, dims)?);
-    if k.tokens != v.tokens {
-        bail!("v: {} tokens beside k's {}", v.tokens, k.tokens)
-    }
+    check_as_many(k.tokens, v.tokens)?;
     let slots = checked_slots(slot_mapping, k.tokens, dims)?;
     Ok((k, v, slots))
 }
 
+/// Refuses another number of tokens in v than in k.
+pub(crate) fn check_as_many(k: usize, v: usize) -> Result<()> {
+    if k != v {
+        bail!("v: {v} tokens beside k's {k}")
+    }
+    Ok(())
+}
+
+/// Where a slot comes twice, the later token is what stays: the earlier ones are skipped, where all are written at once.
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+pub(crate) fn last_writes(mut slots: Vec<i64>) -> Vec<i64> {
+    let last: std::collections::HashMap<i64, usize> = slots.iter().copied().enumerate().map(|(token, slot)| (slot, token)).collect();
+    for (token, slot) in slots.iter_mut().enumerate() {
+        if last.get(slot) != Some(&token) {
+            *slot = -1;
+        }
+    }
+    slots
+}
+
 /// The slots, each negative or within the cache.
-fn checked_slots(slot_mapping: &Tensor, tokens: usize, dims: CacheDims) -> Result<Vec<i64>> {
+pub(crate) fn checked_slots(slot_mapping: &Tensor, tokens: usize, dims: CacheDims) -> Result<Vec<i64>> {
     if !slot_mapping.device().is_cpu() || slot_mapping.dtype() != candle::DType::I64 || slot_mapping.dims() != [tokens] {
         let (shape, dtype) = (slot_mapping.dims(), slot_mapping.dtype());
         bail!(
@@ -139,5 +174,15 @@ impl InplaceOp1 for Scatter<'_> {
             _ => bail!("{OP}: a cache tensor changed its dtype"),
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, any(feature = "rocm", feature = "cuda")))]
+mod tests {
+    use super::last_writes;
+
+    #[test]
+    fn the_last_of_equal_slots_is_written() {
+        assert_eq!(last_writes(vec![3, 5, 3, -1, 5, 7, -1]), [-1, -1, 3, -1, 5, 7, -1]);
     }
 }

@@ -45,6 +45,29 @@ pub(crate) fn attend_new(
     Ok((out, lse))
 }
 
+/// The decisions of a call that is to follow with the same tensors; its kernels are loaded.
+pub(crate) fn decide(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<Decided> {
+    let call = Checked::new(op, q, key, value, None)?;
+    call.load()?;
+    Ok(call.decided)
+}
+
+/// Attends into fresh contiguous storage of q's shape and dtype, as was decided.
+pub(crate) fn attend_decided(
+    op: &PagedDecode,
+    decided: Decided,
+    q: Operand<'_>,
+    key: Operand<'_>,
+    value: Operand<'_>,
+) -> Result<CudaStorage> {
+    let device = &q.0.device;
+    let call = Checked { op, q, key, value, gpu: Gpu::of(device)?, stream: device.cuda_stream(), decided };
+    let layout = Layout::contiguous(q.1.shape());
+    let mut out = empty(call.decided.shapes.q_dtype, layout.shape().elem_count(), device)?;
+    call.run((&mut out, &layout), None)?;
+    Ok(out)
+}
+
 /// Attends into `out`, which has q's shape and dtype.
 pub(crate) fn attend_into(
     op: &PagedDecode,
@@ -92,7 +115,7 @@ enum Plan {
 }
 
 /// What was decided of a call.
-struct Decided {
+pub(crate) struct Decided {
     shapes: Shapes,
     /// New tokens of the longest sequence.
     query_len: usize,
@@ -192,6 +215,15 @@ impl Decided {
             Plan::Host(plan) => plan.capacity(),
             Plan::Device { capacity, .. } => *capacity,
             Plan::Free => self.plan_rows(),
+        }
+    }
+
+    /// Whether a row may have several tasks, whose results are merged.
+    fn is_split(&self) -> bool {
+        match &self.plan {
+            Plan::Host(plan) => !plan.is_one_task_a_row(),
+            Plan::Device { .. } => self.slots() > self.plan_rows(),
+            Plan::Free => false,
         }
     }
 
@@ -365,19 +397,11 @@ impl Checked<'_> {
         let planned = room.scratch(if matches!(plan, Plan::Device { made: false, .. }) { slots * 16 + plan_rows * 8 } else { 0 });
         let no_pages = dims.pages == 0 || shapes.max_pages == 0;
         let zero_lens = room.scratch(if no_pages { plan_rows * 4 } else { 0 });
-        let is_split = match plan {
-            Plan::Host(plan) => !plan.is_one_task_a_row(),
-            Plan::Device { .. } => slots > plan_rows,
-            Plan::Free => false,
-        };
+        let is_split = decided.is_split();
         let states = if is_split { slots * heads * rows } else { 0 };
         let (partial, statistics) = (room.scratch(states * dims.head_dim * 4), room.scratch(states * 8));
         let base = workspace.room(room.bytes, &mut own, stream)?;
-        if !room.uploads.is_empty() {
-            // SAFETY: as many bytes as were laid out; pageable memory is copied before the call returns.
-            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(base, room.uploads.as_ptr().cast(), room.uploads.len(), stream.cu_stream()) };
-            check(copied, format_args!("uploading {} bytes of tables", room.uploads.len()))?;
-        }
+        workspace::upload(base, &room.uploads, stream)?;
         let mut small = |i: usize| -> Result<u64> {
             let (name, small) = smalls[i];
             match small {
@@ -509,6 +533,7 @@ impl Checked<'_> {
             max_pages: clamp(shapes.max_pages),
             plan_rows: clamp(plan_rows),
             rows: clamp(rows),
+            q_rows: clamp(shapes.rows),
         };
         let grid = [
             count("slots", slots, i32::MAX as usize)?,
@@ -541,6 +566,19 @@ impl Checked<'_> {
             };
             // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
             unsafe { kernel.launch(stream, shape, gpu.overlaps(), &args) }?;
+        }
+        Ok(())
+    }
+
+    /// Compiles and loads the call's kernels, where they are not.
+    fn load(&self) -> Result<()> {
+        let Self { gpu, stream, decided, op, .. } = self;
+        gpu.tile(stream, &decided.selection)?;
+        if matches!(decided.plan, Plan::Device { made: false, .. }) {
+            gpu.planner(stream, decided.plan_rows(), op.options.query_start.is_some())?;
+        }
+        if decided.is_split() {
+            self.reducer(decided.slots(), decided.plan_rows())?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use candle::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
 use candle::{CudaDevice, DType, Device, Result, bail};
 
 use super::launch::Kernel;
-use super::specialize;
+use super::specialize::{self, WriteKey};
 use crate::jit::{Compiler, JitSettings};
 use crate::registry::{Arch, ArchName, Selection};
 
@@ -26,6 +26,7 @@ enum KernelId {
     Tile(crate::registry::KernelKey),
     Reduce { head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize },
     Plan { bucket: usize, ragged: bool },
+    Write { key: WriteKey, value: DType, latest: bool },
 }
 
 /// By ordinal: candle uses the primary context, in which modules are loaded once for all its devices.
@@ -80,6 +81,11 @@ impl Gpu {
     pub fn planner(&self, stream: &CudaStream, rows: usize, ragged: bool) -> Result<Kernel> {
         let id = KernelId::Plan { bucket: crate::plan::batch_bucket(rows), ragged };
         self.kernel(stream, id, 0, || specialize::plan(&self.arch, rows, ragged))
+    }
+
+    /// See [`specialize::write_with`].
+    pub fn writer(&self, stream: &CudaStream, key: WriteKey, value: DType, latest: bool) -> Result<Kernel> {
+        self.kernel(stream, KernelId::Write { key, value, latest }, 0, || specialize::write_with(&key, value, latest))
     }
 
     /// The kernel `id`: loaded before, or compiled (or found in the cache) and loaded now.

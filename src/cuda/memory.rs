@@ -35,7 +35,7 @@ macro_rules! each {
 }
 
 /// Elements of a storage.
-fn elements(storage: &CudaStorage) -> usize {
+pub(crate) fn elements(storage: &CudaStorage) -> usize {
     each!(&storage.slice, s => s.len())
 }
 

@@ -13,12 +13,17 @@
 //! # Graphs
 //!
 //! A call can be captured once it was made before with the same shapes and options: that compiles its kernels and uploads what stays. Events are not to be
-//! tracked on the device (`CudaDevice::disable_event_tracking` before the tensors are made).
+//! tracked on the device (`CudaDevice::disable_event_tracking` before the tensors are made). A graph is replayed on the stream it was captured on, or in turn with it:
+//! the scratch memory is the stream's.
 //!
 //! # Kernels
 //!
 //! Compiled at their first use: see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
 
+#[cfg(feature = "cuda")]
+mod append;
+#[cfg(feature = "cuda")]
+mod copy;
 #[cfg(feature = "cuda")]
 mod decode;
 #[cfg(feature = "cuda")]
@@ -32,8 +37,18 @@ pub mod specialize;
 mod strides;
 #[cfg(feature = "cuda")]
 mod workspace;
+#[cfg(feature = "cuda")]
+mod write;
 
+#[cfg(feature = "cuda")]
+pub(crate) use append::append_and_attend;
+#[cfg(feature = "cuda")]
+pub(crate) use copy::{copy_pages, read_pages};
 #[cfg(feature = "cuda")]
 pub(crate) use decode::{Operand, attend_into, attend_new, explain};
 #[cfg(feature = "cuda")]
 pub use device::arch_of;
+#[cfg(feature = "cuda")]
+pub(crate) use memory::elements;
+#[cfg(feature = "cuda")]
+pub(crate) use write::CacheWrite;

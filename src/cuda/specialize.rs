@@ -2,7 +2,6 @@
 
 use candle::{DType, Result, bail};
 
-use crate::cache::KvDtype;
 pub use crate::gpu::specialize::WriteKey;
 use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
 use crate::jit::{Source, Specialization};
@@ -101,8 +100,14 @@ const STATIC_SHARED: usize = 48 << 10;
 
 /// The kernel that writes new tokens into their pages.
 pub fn write(key: &WriteKey) -> Result<Specialization> {
-    if key.kv_dtype == KvDtype::F32 {
-        bail!("key_cache: {} has no kernel that writes an F32 cache yet (BF16, F16, FP8 and MXFP4 it has)", key.arch)
-    }
-    shared::write(key)
+    write_with(key, key.dtype, false)
+}
+
+/// [`write()`] for a v of dtype `value` beside a k of the key's. `latest`: of tokens that share a slot the last one stays; otherwise none share one.
+pub fn write_with(key: &WriteKey, value: DType, latest: bool) -> Result<Specialization> {
+    let mut spec = shared::write(key)?;
+    let (code, name) = (query_code(value)?, query_name(value)?);
+    spec.kernel += &[&if value == key.dtype { String::new() } else { format!("_v_{name}") }, mark(latest, "_latest")].concat();
+    spec.defines.extend(defines(&[("PA_VALUE", code)], &[("PA_LATEST", latest)]));
+    Ok(spec)
 }

@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use candle::cuda_backend::WrapErr;
@@ -24,9 +25,25 @@ thread_local! {
 /// The memory of one thread's calls on one stream.
 #[derive(Default)]
 pub(super) struct Workspace {
-    room: Option<CudaSlice<u8>>,
+    room: Option<Room>,
     scalars: HashMap<u32, CudaSlice<f32>>,
     free_plans: HashMap<(usize, i32), CudaSlice<i32>>,
+}
+
+/// Scratch memory that a stream's calls use one after the other.
+struct Room {
+    slice: ManuallyDrop<CudaSlice<u8>>,
+    /// A captured graph uses it too: it is never freed.
+    is_captured: bool,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if !self.is_captured {
+            // SAFETY: dropped here alone, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.slice) }
+        }
+    }
 }
 
 /// Device memory of one call. A part that is the call's own is freed in the stream's order when this is dropped.
@@ -50,18 +67,37 @@ fn address<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> u64 {
     slice.device_ptr(stream).0
 }
 
+/// Enqueues a copy of `bytes` to `to`. The bytes are pageable memory, which has been read when this returns.
+pub(super) fn upload(to: u64, bytes: &[u8], stream: &CudaStream) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if is_capturing(stream)? {
+        bail!("paged-decode: tables, lengths or slots on the CPU, from where a graph cannot take them; keep them on the device")
+    }
+    // SAFETY: the caller laid out as many bytes there.
+    let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream.cu_stream()) };
+    check(copied, format_args!("uploading {} bytes of tables", bytes.len()))
+}
+
 impl Workspace {
-    /// `bytes` of uninitialised memory until the next call. A graph gets memory of its own, as this one may grow after the capture.
+    /// `bytes` of uninitialised memory until the next call.
+    ///
+    /// A graph takes what the call before the capture left (allocations among its nodes would keep one call's kernels from starting while those of the
+    /// call before drain), so that its replays and other calls take turns in the stream; where that is too little it allocates.
     pub fn room(&mut self, bytes: usize, own: &mut Own, stream: &Arc<CudaStream>) -> Result<u64> {
-        if is_capturing(stream)? {
-            return own.add(bytes, stream);
+        let is_capturing = is_capturing(stream)?;
+        match &mut self.room {
+            Some(room) if room.slice.num_bytes() >= bytes => room.is_captured |= is_capturing,
+            _ if is_capturing => return own.add(bytes, stream),
+            room => {
+                *room = None;
+                // SAFETY: written before it is read.
+                let slice = unsafe { stream.alloc(bytes.next_multiple_of(STEP)) }.w()?;
+                *room = Some(Room { slice: ManuallyDrop::new(slice), is_captured: false });
+            }
         }
-        if self.room.as_ref().is_none_or(|room| room.num_bytes() < bytes) {
-            self.room = None;
-            // SAFETY: written before it is read.
-            self.room = Some(unsafe { stream.alloc(bytes.next_multiple_of(STEP)) }.w()?);
-        }
-        Ok(self.room.as_ref().map_or(0, |room| address(room, stream)))
+        Ok(self.room.as_ref().map_or(0, |room| address(&room.slice, stream)))
     }
 
     /// One F32 on the device.

@@ -85,6 +85,7 @@ pub(crate) struct CudaTileArgs {
     pub max_pages: i32,
     pub plan_rows: i32,
     pub rows: i32,
+    pub q_rows: i32,
 }
 
 #[repr(C)]
@@ -122,7 +123,6 @@ pub(crate) struct PlanArgs {
     pub max_partitions: u32,
 }
 
-#[cfg(feature = "rocm")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteArgs {

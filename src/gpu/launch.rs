@@ -40,7 +40,6 @@ pub(crate) fn reducer(
 }
 
 /// The cache write's launch.
-#[cfg(feature = "rocm")]
 pub(crate) fn writer(tokens: usize, kv_heads: usize) -> LaunchShape {
     LaunchShape { threads: 256, grid: [tokens.div_ceil(16) as u32, kv_heads as u32, 2] }
 }

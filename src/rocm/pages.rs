@@ -1,7 +1,5 @@
 //! [`RocmPages`]: the pages of a [`PagedKvCache`](crate::cache::PagedKvCache) in an AMD GPU's memory.
 
-use std::collections::HashMap;
-
 use candle::backend::BackendStorage;
 use candle::{CpuStorage, DType, Result, Tensor, bail};
 
@@ -15,7 +13,7 @@ use super::specialize::{self, WriteKey};
 use super::strides::paged;
 use super::tensor::{RocmTensor, as_bytes};
 use crate::cache::{
-    CacheConfig, CacheDims, CacheLayout, KvDtype, LayerCache, check_pairs, check_tokens, gather_as, layer_of, needed_pages,
+    CacheConfig, CacheDims, CacheLayout, KvDtype, LayerCache, check_pairs, check_tokens, gather_as, last_writes, layer_of, needed_pages,
 };
 use crate::gpu::args::WriteArgs;
 use crate::gpu::launch;
@@ -24,7 +22,7 @@ use crate::op::Operand;
 use crate::op::locks::Locks;
 use crate::options::KvScale;
 use crate::quant::fp8::{FNUZ_SCALE_FACTOR, decode_e4m3, decode_e4m3_fnuz};
-use crate::registry::{ArchName, Problem, ScaleMode};
+use crate::registry::{ArchName, ScaleMode};
 
 /// Every layer's K, V and scales on one device.
 ///
@@ -50,17 +48,7 @@ impl RocmPages {
         let dims = config.dims;
         let factor = if is_fnuz(device) && config.dtype == KvDtype::Fp8 { FNUZ_SCALE_FACTOR } else { 1.0 };
         let layer = || config.layer(layout, factor, |shape, dtype| RocmTensor::zeros(shape, dtype, device));
-        let problem = Problem {
-            q_heads: dims.kv_heads,
-            kv_heads: dims.kv_heads,
-            head_dim: dims.head_dim,
-            page_size: dims.page_size,
-            kv_dtype: config.dtype,
-            layout,
-            scales: if config.dtype == KvDtype::Mxfp4 { ScaleMode::Block } else { ScaleMode::None },
-            ..Problem::default()
-        };
-        specialize::select(&problem, device.arch())?;
+        specialize::select(&config.problem(layout), device.arch())?;
         let layers = (0..config.layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { device: device.clone(), dims, dtype: config.dtype, layout, layers })
     }
@@ -229,26 +217,5 @@ impl<'a> NewTokens<'a> {
     /// k, v and the slots.
     pub fn parts(&self) -> [&[u8]; 3] {
         [&self.k, &self.v, as_bytes(&self.slots)]
-    }
-}
-
-/// Where a slot comes twice, the later token is what stays: the earlier ones are skipped, as all are written at once.
-fn last_writes(mut slots: Vec<i64>) -> Vec<i64> {
-    let last: HashMap<i64, usize> = slots.iter().copied().enumerate().map(|(token, slot)| (slot, token)).collect();
-    for (token, slot) in slots.iter_mut().enumerate() {
-        if last.get(slot) != Some(&token) {
-            *slot = -1;
-        }
-    }
-    slots
-}
-
-#[cfg(test)]
-mod tests {
-    use super::last_writes;
-
-    #[test]
-    fn the_last_of_equal_slots_is_written() {
-        assert_eq!(last_writes(vec![3, 5, 3, -1, 5, 7, -1]), [-1, -1, 3, -1, 5, 7, -1]);
     }
 }

@@ -2,69 +2,12 @@
 
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{Batch, CacheConfig, CacheDims, CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
-use candle_paged_attn::{AppendAndAttend, DecodeOptions, paged_decode};
+use candle_paged_attn::{AppendAndAttend, paged_decode};
 use testkit::cases::{CaseSpec, Scales};
-use testkit::reference::{attention, floats};
+use testkit::reference::floats;
+use testkit::step::{DIMS, Step, config};
 
 use crate::support::*;
-
-const DIMS: CacheDims = CacheDims { pages: 12, page_size: 16, kv_heads: 2, head_dim: 64 };
-
-fn config(dtype: KvDtype, quantization: Quantization, layout: Option<CacheLayout>) -> CacheConfig {
-    CacheConfig { layers: 2, dims: DIMS, dtype, layout, quantization }
-}
-
-/// Two sequences: 40 tokens on pages 3, 7, 1 and 5 tokens on page 9; the last 2 of each are new.
-struct Step {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_tables: Tensor,
-}
-
-/// The rows of two parts of `t`.
-fn rows(t: &Tensor, parts: [(usize, usize); 2]) -> Result<Tensor> {
-    Tensor::cat(&[t.narrow(0, parts[0].0, parts[0].1)?, t.narrow(0, parts[1].0, parts[1].1)?], 0)
-}
-
-impl Step {
-    fn new() -> Result<Self> {
-        let device = &Device::Cpu;
-        let random = |rows, heads| Tensor::randn(0f32, 1., (rows, heads, DIMS.head_dim), device)?.to_dtype(DType::BF16);
-        let block_tables = Tensor::new(&[[3i32, 7, 1], [9, -1, -1]], device)?;
-        Ok(Self { q: random(4, 8)?, k: random(45, 2)?, v: random(45, 2)?, block_tables })
-    }
-
-    fn slots(&self) -> Vec<i64> {
-        let place = |pages: &[i64], t: i64| pages[t as usize / 16] * 16 + t % 16;
-        (0..40).map(|t| place(&[3, 7, 1], t)).chain((0..5).map(|t| place(&[9], t))).collect()
-    }
-
-    /// Writes all but the two newest tokens of each sequence; gives the op for those, and their k and v.
-    fn prefill<'a>(&self, cache: &'a PagedKvCache) -> Result<(AppendAndAttend<'a>, Tensor, Tensor)> {
-        let (old, new) = ([(0, 38), (40, 3)], [(38, 2), (43, 2)]);
-        let slots = Tensor::new(self.slots(), &Device::Cpu)?;
-        cache.write(1, &rows(&self.k, old)?, &rows(&self.v, old)?, &rows(&slots, old)?)?;
-        let op = AppendAndAttend {
-            cache,
-            layer: 1,
-            slot_mapping: rows(&slots, new)?,
-            block_tables: self.block_tables.clone(),
-            context_lens: Tensor::new(&[40u32, 5], &Device::Cpu)?,
-            options: DecodeOptions::default(),
-        };
-        Ok((op, rows(&self.k, new)?, rows(&self.v, new)?))
-    }
-
-    /// The answer over what `cache` holds.
-    fn expected(&self, cache: &PagedKvCache) -> Result<testkit::reference::Expected> {
-        let (k3, v3) = cache.gather(1, &[3, 7, 1, 9], 64)?;
-        let paged = |t: &Tensor| t.reshape((4, 16, 2, 64));
-        let tables = Tensor::new(&[[0i32, 1, 2], [3, -1, -1]], &Device::Cpu)?;
-        let lens = Tensor::new(&[40i32, 5], &Device::Cpu)?;
-        attention(&self.q, &paged(&k3)?, &paged(&v3)?, &tables, &lens, &DecodeOptions::default())
-    }
-}
 
 fn kinds() -> Vec<(KvDtype, Quantization, f64)> {
     let mut kinds = vec![
@@ -85,7 +28,7 @@ fn it_writes_and_then_attends() -> Result<()> {
     for (dtype, quantization, tolerance) in kinds() {
         let step = Step::new()?;
         let cache = PagedKvCache::new(config(dtype, quantization, None), device())?;
-        let (op, k, v) = step.prefill(&cache)?;
+        let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
         let out = op.apply(&step.q, &k, &v)?;
         step.expected(&cache)?.compare(&out, None, tolerance, 0.).unwrap_or_else(|e| panic!("{dtype:?} {quantization:?}: {e}"));
         let (untouched, _) = cache.gather(0, &[3, 7, 1], 40)?;
@@ -104,7 +47,7 @@ fn one_synchronization_and_at_most_three_launches_a_step() -> Result<()> {
     let own = fresh_device();
     let step = Step::new()?;
     let cache = PagedKvCache::new(config(KvDtype::Fp8, Quantization::Scalar { k: 0.5, v: 0.5 }, None), &own)?;
-    let (op, k, v) = step.prefill(&cache)?;
+    let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
     op.apply(&step.q, &k, &v)?;
     let before = own.counts();
     op.apply(&step.q, &k, &v)?;
@@ -121,7 +64,7 @@ fn an_error_changes_nothing() -> Result<()> {
     let step = Step::new()?;
     let own = fresh_device();
     let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &own)?;
-    let (op, k, v) = step.prefill(&cache)?;
+    let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
     let held = |cache: &PagedKvCache| floats(&cache.rocm_layer(1).unwrap().key.to_tensor().unwrap()).unwrap();
     let (before, counts) = (held(&cache), work(&own));
     let cpu = &Device::Cpu;
@@ -212,7 +155,7 @@ fn a_cpu_cache_and_a_device_one_agree_on_the_same_codes() -> Result<()> {
     let config = config(KvDtype::Fp8, Quantization::Scalar { k: 0.02, v: 0.03 }, Some(CacheLayout::Shuffled));
     let (here, there) = (PagedKvCache::new(config.clone(), device())?, PagedKvCache::new(config, &Device::Cpu)?);
     for cache in [&here, &there] {
-        let (op, k, v) = step.prefill(cache)?;
+        let (op, k, v) = step.prefill(cache, &Device::Cpu)?;
         op.apply(&step.q, &k, &v)?;
     }
     let (k, v) = here.gather(1, &[3, 7, 1], 40)?;

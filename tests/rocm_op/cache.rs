@@ -4,14 +4,9 @@ use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::registry::preferred_layout;
 use testkit::reference::floats;
+use testkit::step::{DIMS, config};
 
 use crate::support::*;
-
-const DIMS: CacheDims = CacheDims { pages: 12, page_size: 16, kv_heads: 2, head_dim: 64 };
-
-fn config(dtype: KvDtype, quantization: Quantization, layout: Option<CacheLayout>) -> CacheConfig {
-    CacheConfig { layers: 2, dims: DIMS, dtype, layout, quantization }
-}
 
 /// Every form of a cache, with how far a value may be from the CPU's: a per-token scale is chosen for the range of the device's FP8.
 fn kinds() -> Vec<(KvDtype, Quantization, f64)> {

@@ -9,4 +9,5 @@ pub mod quantized;
 pub mod rates;
 pub mod reference;
 pub mod rotation;
+pub mod step;
 pub mod workloads;

@@ -125,7 +125,7 @@ struct Call {
         pa::ReduceArgs r{};
         r.reduce = p.reduce, r.partial = p.partial, r.statistics = (const float*)p.statistics, r.sinks = p.sinks, r.query_start = p.query_start;
         r.out = p.out, r.lse = p.lse, r.out_row = p.out_row, r.out_head = p.out_head, r.query_len = p.query_len;
-        r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.per_head = v.per_head;
+        r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.q_rows = p.q_rows, r.per_head = v.per_head;
         const int heads = reduce_warps == 1 ? 4 : 1;  // of a block
         c = config(dim3(most_rows, (r.q_heads + heads - 1) / heads, sequences), reduce_warps * heads * 32, 0, attributes, overlapped, stream);
         void* reduce_args[] = {&r};
@@ -203,7 +203,7 @@ struct Case {
         p.work = keep(device(plan.work)), p.reduce = keep(device(plan.reduce));
         p.block_tables = keep(device(tables)), p.context_lens = keep(device(lens));
         if (v.ragged) p.query_start = keep(device(starts));
-        p.table_row = p.max_pages = int(widest + 2), p.plan_rows = R, p.pages = pages, p.kv_heads = H, p.query_len = problem.query_len;
+        p.table_row = p.max_pages = int(widest + 2), p.plan_rows = R, p.q_rows = int(rows.size()), p.pages = pages, p.kv_heads = H, p.query_len = problem.query_len;
         p.window = problem.window;
         const int heads = H * v.group;
         p.q_row = p.out_row = int64_t(heads) * D, p.q_head = p.out_head = D;
