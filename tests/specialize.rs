@@ -147,8 +147,12 @@ fn mxfp4_has_a_tile_of_its_own() {
     assert_eq!(spec.source, Source::TileMxfp4);
     assert_eq!(
         ["PA_KV", "PA_SCALES", "PA_LAYOUT", "PA_MXFP4_TILE", "PA_MXFP4_STAGED_PAGES"].map(|name| define(&spec, name)),
-        ["3", "3", "2", "1", "0"]
+        ["3", "3", "2", "1", "1"]
     );
+    // Page ids are in LDS that the launch adds: longer tables take the same kernel, until they are too long.
+    let with_table = |max_pages| tile(&Problem { max_pages, ..problem.clone() }, &Arch::gfx950());
+    assert_eq!((with_table(100), with_table(10_000)), (spec.clone(), spec));
+    assert_eq!(define(&with_table(100_000), "PA_MXFP4_STAGED_PAGES"), "0");
 }
 
 #[test]

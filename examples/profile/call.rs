@@ -50,7 +50,8 @@ impl Kernel {
         let mut call = Call::new(&self.selection.key);
         let args = call.arguments(&self.selection, tiles, query_len)?;
         let grid = [1, 1, self.selection.row_groups as u32];
-        let launch = Launch::new(grid, [self.selection.threads as u32, 1, 1]);
+        let block = [self.selection.threads as u32, 1, 1];
+        let launch = Launch { dynamic_lds: self.selection.staged_bytes, ..Launch::new(grid, block) };
         let (_, trace) = self.module.trace(&call.memory, self.info()?, &args, &launch, [0; 3])?;
         let counts = Counts::of_trace(&self.module.program, &trace, &call.tags);
         Ok(Run { trace, tags: call.tags, counts })

@@ -23,6 +23,8 @@ pub struct Profile {
     pub kernel: String,
     pub flags: Vec<&'static str>,
     pub binary: Static,
+    /// LDS of a workgroup, with what a launch adds to the binary's.
+    pub lds_bytes: usize,
     /// Workgroups that a compute unit holds.
     pub resident: usize,
     /// A wave's executed instructions and bytes, mean over the four waves of a group.
@@ -63,6 +65,7 @@ pub fn profile(selection: Selection, arch: &Arch, tasks: &Tasks) -> Result<Profi
         kernel: kernel.selection.kernel.clone(),
         flags: kernel.selection.flags().names(),
         binary: kernel.static_counts()?,
+        lds_bytes: lds_bytes(&kernel)?,
         resident,
         predicted_tile_us: machine.us(predicted_timing.cycles),
         predicted_timing,
@@ -83,8 +86,13 @@ fn resident(kernel: &Kernel, arch: &Arch) -> Result<usize> {
     let (registers, _) = info.register_file();
     let waves = (REGISTERS / registers).min(WAVE_SLOTS);
     let by_waves = waves * 4 / kernel.selection.threads.div_ceil(64);
-    let by_lds = arch.lds_bytes.checked_div(info.group_segment_size).unwrap_or(usize::MAX);
+    let by_lds = arch.lds_bytes.checked_div(lds_bytes(kernel)?).unwrap_or(usize::MAX);
     Ok(by_waves.min(by_lds))
+}
+
+/// LDS of a workgroup, what the launch adds included.
+fn lds_bytes(kernel: &Kernel) -> Result<usize> {
+    Ok(kernel.info()?.group_segment_size + kernel.selection.staged_bytes)
 }
 
 /// Longest task that is run as it is; longer ones are extrapolated from it.
@@ -138,6 +146,7 @@ fn renamed(selection: &Selection, flags: Flags, mark: &str) -> Selection {
     let mut other = selection.clone();
     other.kernel = format!("{}_{mark}", selection.kernel.split("_m").next().unwrap_or("pa"));
     other.key.flags = flags;
+    other.staged_bytes = if flags.mxfp4_staged_pages { selection.staged_bytes } else { 0 };
     other.threads = if flags.dual_group { 512 } else { 256 };
     other.waves_per_eu = if flags.bf16_mtp_fused || flags.fp8_mtp4_lean { 2 } else { 0 };
     other

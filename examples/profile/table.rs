@@ -48,7 +48,7 @@ pub fn side_by_side(profiles: &[Profile]) -> String {
         rows.push(Row(name.into(), profiles.iter().map(of).collect()));
     };
     text(&mut rows, "VGPRs and AGPRs (AGPRs, spilled)", &|p| format!("{} ({}, {})", p.binary.registers, p.binary.agprs, p.binary.spilled));
-    text(&mut rows, "LDS bytes", &|p| p.binary.lds_bytes.to_string());
+    text(&mut rows, "LDS bytes", &|p| p.lds_bytes.to_string());
     text(&mut rows, "workgroups a CU", &|p| p.resident.to_string());
     text(&mut rows, "whole binary: VALU, conversions", &|p| format!("{}, {}", p.binary.valu, p.binary.conversions));
     text(&mut rows, "  MFMA, LDS, barriers", &|p| {

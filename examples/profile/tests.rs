@@ -64,15 +64,17 @@ fn every_constant_has_a_source() {
     assert!(include_str!("../../docs/kernels.md").contains(&text), "docs/kernels.md: its table of constants against `profile --constants`");
 }
 
+type Names = &'static [&'static str];
+
 /// The switch that is off where the published schedule has the next K after P's barrier.
-const K_LATE: &[&str] = &["PA_TEST_KEYS_EARLY"];
+const K_LATE: Names = &["PA_TEST_KEYS_EARLY"];
 /// Orders of page 16's loads; the tile that the registry selects has its own.
-const PIPE: &[&str] = &["PAGE16_VPIPE"];
-const NO_PIPE: &[&str] = &[];
+const PIPE: Names = &["PAGE16_VPIPE"];
+const NO_PIPE: Names = &[];
 
 /// Microseconds of a 256-token tile of one workgroup on an MI355X, published for another implementation, that the constants were fitted to: KV, page,
 /// switches off, two tile groups, time. The tile is the one that the registry selects.
-const FITTED: [(&str, usize, &[&str], bool, f64); 6] = [
+const FITTED: [(&str, usize, Names, bool, f64); 6] = [
     ("fp8", 16, &[], false, 1.412),
     ("bf16", 16, K_LATE, false, 2.152),
     ("fp8", 128, K_LATE, false, 1.69),
@@ -82,7 +84,7 @@ const FITTED: [(&str, usize, &[&str], bool, f64); 6] = [
 ];
 
 /// Published times that they were not fitted to: KV of page 16, flags that are on, switches off, time, and how far off the prediction may be.
-const NOT_FITTED: [(&str, &[&str], &[&str], f64, f64); 4] = [
+const NOT_FITTED: [(&str, Names, Names, f64, f64); 4] = [
     ("fp8", PIPE, &[], 1.693, 0.15),
     ("bf16", PIPE, K_LATE, 2.227, 0.15),
     ("fp8", NO_PIPE, &[], 2.7, 0.3),

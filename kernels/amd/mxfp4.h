@@ -65,28 +65,72 @@ PA_DEVICE const u8 *opaque(const u8 *base) {
     return base;
 }
 
-// The pages of a wave's 64 tokens of a tile. Ids are the same in all lanes: they come by scalar loads, whose wait drains no K or V.
+// The pages that rows attend: one of these stands for any other, which is not looked up.
+template <class T>
+struct AttendedPages {
+    int first, last;
+
+    PA_DEVICE AttendedPages(const Call &call, const Task<T> &task)
+        : first(u32(task.first_token) / T::PAGE), last(min(u32(task.context - 1) / T::PAGE, call.max_pages - 1)) {}
+    PA_DEVICE int page(int page) const { return min(max(page, first), last); }
+};
+
+// Ids are clamped to the cache.
+PA_DEVICE u32 clamped_id(const TileArgs &args, u32 entry) {
+    const u32 last = args.pages - 1;
+    return entry < last ? entry : last;
+}
+
+// The ids of all pages of a task's tiles in LDS, where the launch has room for them: tiles find theirs without the block table, whose scalar
+// loads LDS results would wait for, too.
+template <class T>
+struct StagedPages {
+    u8 *ids;
+
+    static PA_DEVICE int page(u32 token) { return token / T::PAGE; }
+
+    PA_DEVICE void stage(const Call &call, const Task<T> &task) const {
+        const AttendedPages<T> attended(call, task);
+        const int first = page(task.first_tile * T::TOKENS), last = page(u32(task.end_tile) * T::TOKENS - 1);
+        for (int i = thread(); i <= last - first; i += T::WAVES * WAVE) {
+            lds_at<u32>(ids, i * 4) = clamped_id(call.args, pa::load<u32>(task.table + attended.page(first + i), 0));
+        }
+    }
+    // Those from a token on.
+    PA_DEVICE u8 *from(const Task<T> &task, int token) const { return ids + (page(token) - page(task.first_tile * T::TOKENS)) * 4; }
+};
+
+// The pages of a wave's 64 tokens of a tile.
 template <class T>
 struct WavePages {
     static constexpr int COUNT = T::PAGE < T::WAVE_TOKENS ? T::WAVE_TOKENS / T::PAGE : 1;
     int first;         // token
-    u32 entry[COUNT];  // of the block table: clamped where it is used, so that nothing waits for it here
+    u8 *staged;        // ids
+    u32 entry[COUNT];  // else, of the block table: clamped where it is used, so that nothing waits for it here
 
-    // Pages that no row attends are not looked up: one that is attended stands for them.
-    PA_DEVICE void load(const Call &call, const Task<T> &task, int wave, int tile) {
-        const auto *table = (const __attribute__((address_space(4))) u32 *)(u64)task.table;
-        const int attended = u32(task.first_token) / T::PAGE, most = min(u32(task.context - 1) / T::PAGE, call.max_pages - 1);
+    PA_DEVICE void find(const Call &call, const Task<T> &task, StagedPages<T> pages, int wave, int tile) {
         first = tile * T::TOKENS + wave * T::WAVE_TOKENS;
-        PA_UNROLL for (int i = 0; i < COUNT; i++) {
-            const int page = u32(first) / T::PAGE + i;
-            entry[i] = table[uniform(min(max(page, attended), most))];
+        if constexpr (T::STAGED_PAGES) {
+            staged = pages.from(task, first);
+        } else {
+            // By scalar loads, whose wait drains no K or V.
+            const AttendedPages<T> attended(call, task);
+            const auto *table = (const __attribute__((address_space(4))) u32 *)(u64)task.table;
+            PA_UNROLL for (int i = 0; i < COUNT; i++) entry[i] = table[uniform(attended.page(u32(first) / T::PAGE + i))];
         }
     }
 
-    // Ids are clamped to the cache.
     PA_DEVICE u32 id(const TileArgs &args, int i) const {
-        const u32 last = args.pages - 1;
-        return entry[i] < last ? entry[i] : last;
+        if constexpr (T::STAGED_PAGES) return uniform(lds_at<u32>(staged, i * 4));
+        return clamped_id(args, entry[i]);
+    }
+    // Of page `i + own`, the lane's part less than WAYS.
+    template <int WAYS>
+    PA_DEVICE u32 own_id(const TileArgs &args, int i, int own) const {
+        if constexpr (T::STAGED_PAGES) return lds_at<u32>(staged, (i + own) * 4);
+        u32 page = id(args, i);
+        PA_UNROLL for (int way = 1; way < WAYS; way++) page = own >= way ? id(args, i + way) : page;
+        return page;
     }
 
     // The address of token `token + own` of the wave's in a tensor, in two parts: `token` is the same in all lanes, `own` the lane's, less
@@ -94,10 +138,7 @@ struct WavePages {
     template <int SPAN>
     PA_DEVICE const u8 *base(const TileArgs &args, const void *tensor, const Paged &stride, int head, int token, int own) const {
         constexpr bool WHOLE = T::PAGE >= SPAN;
-        u32 page = id(args, token / T::PAGE % COUNT);
-        if constexpr (!WHOLE) {
-            PA_UNROLL for (int i = 1; i < SPAN / T::PAGE; i++) page = own >= i * T::PAGE ? id(args, token / T::PAGE + i) : page;
-        }
+        const u32 page = WHOLE ? id(args, token / T::PAGE % COUNT) : own_id<SPAN / T::PAGE>(args, token / T::PAGE, own / T::PAGE);
         const int wave = T::PAGE > T::WAVE_TOKENS ? u32(first) % T::PAGE : 0, shared = WHOLE ? token % T::PAGE : 0;
         return at(tensor, page * stride.page + head * stride.head + wave * stride.token) + shared * stride.token;
     }
@@ -112,7 +153,7 @@ template <class T>
 struct PackedKeys {
     using M = Mxfp4<T>;
     typename M::Unit unit[T::SUBTILES][M::HELD];
-    u32 scale[T::SUBTILES][M::HELD];
+    u8 scale[T::SUBTILES][M::HELD];
 
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
         const TileArgs &args = call.args;
@@ -144,7 +185,7 @@ template <class T>
 struct PackedValues {
     using M = Mxfp4<T>;
     typename M::Unit unit[4][M::HELD];
-    u32 scale[4][M::HELD];
+    u8 scale[4][M::HELD];
 
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
         const TileArgs &args = call.args;

@@ -22,8 +22,9 @@ struct Mxfp4Lds {
     static constexpr int STATISTICS = T::WAVES * 16 * MERGE_ROW;
     static_assert(STATISTICS + T::ROWS * T::WAVES * 8 <= BYTES && BYTES <= PA_LDS_BYTES);
     const Lds<T> query;
+    const StagedPages<T> pages;
 
-    PA_DEVICE explicit Mxfp4Lds(u8 *memory) : query(memory) {}
+    PA_DEVICE Mxfp4Lds(u8 *memory, u8 *ids) : query(memory), pages{ids} {}
 
     PA_DEVICE int wave() const { return query.wave; }
     PA_DEVICE ValueRows<T> values() const { return {query.base + ROWS + wave() * ValueRows<T>::BYTES}; }
@@ -78,11 +79,11 @@ struct Mxfp4Pipeline {
         int tile = first_tile();
         const int end = end_tile();
         if (tile >= end) return;
-        pages.load(call, task, lds.wave(), tile);
+        pages.find(call, task, lds.pages, lds.wave(), tile);
         keys.load_part(call, pages, task.rows.head, 0);
         pin();
         values.load_part(call, pages, task.rows.head, 0);
-        next.load(call, task, lds.wave(), tile + 1);
+        next.find(call, task, lds.pages, lds.wave(), tile + 1);
         pin();
         if constexpr (M::LARGE) {
             for (; tile < end; tile++) step(tile, tile + 1 < end, true, true);
@@ -105,7 +106,7 @@ struct Mxfp4Pipeline {
         WavePages<T> after;
         if (more) {
             keys.load_part(call, next, head, 0);
-            after.load(call, task, lds.wave(), tile + 2);
+            after.find(call, task, lds.pages, lds.wave(), tile + 2);
         }
         pin();
         scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
@@ -262,6 +263,7 @@ struct Mxfp4Pipeline {
 template <class T>
 PA_DEVICE void run_mxfp4_task(const Call &call, int slot, const WorkInfo &work, Mxfp4Lds<T> lds) {
     const Task<T> task(call, slot, work);
+    if (T::STAGED_PAGES && task.first_tile < task.end_tile) lds.pages.stage(call, task);
     stage_queries(call, task.rows, lds.query);
     barrier();
     Mxfp4Pipeline<T> pipeline(call, task, lds);

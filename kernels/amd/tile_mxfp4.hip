@@ -1,6 +1,9 @@
 // The paged-attention decode tile for MXFP4 caches (gfx950). What a reader follows: mxfp4, mxfp4_pipeline; the rest is the other tile's.
 #include "mxfp4_pipeline.h"
 
+// What LDS the launch adds: room for page ids where they are staged.
+extern __attribute__((shared, aligned(32))) pa::u8 staged_page_ids[];
+
 extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_waves_per_eu(pa::Mxfp4<pa::Traits>::WAVES_PER_EU))) void PA_KERNEL(
     const pa::WorkInfo *work, const int *block_tables, const void *q, unsigned max_pages, unsigned plan_rows, unsigned q_row, unsigned q_head,
     void *statistics, const void *key, pa::TileArgs args) {
@@ -13,5 +16,5 @@ extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_
         if (reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
     }
     const pa::WorkInfo record = work ? work[slot] : pa::WorkInfo{slot, 0, 0, 0};
-    if (record.row >= 0) pa::run_mxfp4_task(call, slot, record, pa::Mxfp4Lds<T>(memory));
+    if (record.row >= 0) pa::run_mxfp4_task(call, slot, record, pa::Mxfp4Lds<T>(memory, staged_page_ids));
 }

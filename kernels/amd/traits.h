@@ -48,6 +48,7 @@ struct Traits {
     static constexpr bool STREAMS_KEYS = PA_BF16_DECODE_NT_KV;
     static constexpr bool STREAMS_VALUES = PA_BF16_DECODE_NT_KV || PA_FP8_DECODE_NT_V;
     static constexpr bool QUERY_EARLY = PA_DECODE_Q_EARLY;
+    static constexpr bool STAGED_PAGES = PA_MXFP4_STAGED_PAGES;
     static constexpr bool PACKED_ABSMAX = PA_PACKED_Q_ABSMAX;
     static constexpr bool PACK_NO_OLD = PA_FP8_PACK_NO_OLD;
     static_assert(!QUERY_EARLY || M_TILES == 1, "Q of one M-tile waits in registers");

@@ -29,6 +29,7 @@ pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Select
         cpu_isa: None,
         threads: groups * lds::WAVES * arch.wave_size,
         lds_bytes: lds_bytes(p, &fit, &flags),
+        staged_bytes: groups * staged_ids(p, &flags).unwrap_or(0) * 4,
         row_groups: fit.row_groups,
         waves_per_eu: if flags.bf16_mtp_fused || flags.fp8_mtp4_lean { 2 } else { 0 },
         reason: reason(p, arch, &fit, &flags, &missing),
@@ -97,9 +98,15 @@ fn fit_mxfp4(p: &Problem, arch: &Arch) -> Result<Fit> {
     Ok(Fit {
         m_tiles,
         row_groups,
-        staged_pages: need(m_tiles, Some(p.max_pages)).total() <= arch.lds_bytes,
+        staged_pages: need(m_tiles, Some(task_pages(p))).total() <= arch.lds_bytes,
         two_copies: lds::two_groups(need(m_tiles, Some(group_pages(p))), p.head_dim) <= arch.lds_bytes,
     })
+}
+
+/// Page ids that an MXFP4 task stages: those of all tiles that the block table has.
+fn task_pages(p: &Problem) -> usize {
+    let pages_a_tile = TILE_TOKENS.div_ceil(p.page_size);
+    p.max_pages.div_ceil(pages_a_tile).saturating_mul(pages_a_tile)
 }
 
 /// Page ids that one of two MXFP4 groups stages: those of every other tile.
@@ -109,10 +116,18 @@ fn group_pages(p: &Problem) -> usize {
     if p.page_size > TILE_TOKENS { p.max_pages } else { p.max_pages.div_ceil(2 * pages_a_tile).saturating_mul(pages_a_tile) }
 }
 
+/// Page ids that one group of tiles stages, where it does.
+fn staged_ids(p: &Problem, flags: &Flags) -> Option<usize> {
+    match p.kv_dtype {
+        KvDtype::Mxfp4 if flags.dual_group => Some(group_pages(p)),
+        KvDtype::Mxfp4 => flags.mxfp4_staged_pages.then(|| task_pages(p)),
+        _ => None,
+    }
+}
+
 fn lds_bytes(p: &Problem, fit: &Fit, flags: &Flags) -> usize {
     let copy = match p.kv_dtype {
-        KvDtype::Mxfp4 if flags.dual_group => Lds::of_mxfp4(p, fit.m_tiles, Some(group_pages(p))),
-        KvDtype::Mxfp4 => Lds::of_mxfp4(p, fit.m_tiles, flags.mxfp4_staged_pages.then_some(p.max_pages)),
+        KvDtype::Mxfp4 => Lds::of_mxfp4(p, fit.m_tiles, staged_ids(p, flags)),
         _ => Lds::of_tile(p, fit.m_tiles, if flags.bf16_mtp_fused { fit.m_tiles } else { 1 }),
     };
     if flags.dual_group { lds::two_groups(copy, p.head_dim) } else { copy.total() }

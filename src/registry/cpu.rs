@@ -28,6 +28,7 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
         // A task is one core's work.
         threads: 1,
         lds_bytes: 0,
+        staged_bytes: 0,
         row_groups: p.m_tiles().div_ceil(ROW_TILES),
         waves_per_eu: 0,
         reason: why.to_string(),

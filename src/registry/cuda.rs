@@ -189,6 +189,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
         cpu_isa: None,
         threads,
         lds_bytes: shared,
+        staged_bytes: 0,
         row_groups: p.query_len.saturating_mul(p.group()).div_ceil(rows).max(1),
         waves_per_eu: 0,
         reason,

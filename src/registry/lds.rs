@@ -25,7 +25,7 @@ pub(super) struct Lds {
     pub probabilities: usize,
     /// Row maxima and sums of each wave: `p_slots * 2 * 4 * 16` F32.
     pub statistics: usize,
-    /// Page ids: two tiles of `ceil(256 / page_size)` (four above head_dim 256), or a whole table row (MXFP4), 4 bytes each.
+    /// Page ids: two tiles of `ceil(256 / page_size)` (four above head_dim 256), or all tiles' of a table row (MXFP4), 4 bytes each.
     pub page_ids: usize,
     /// Per-token scales of K and V: `2 * 256` F32, and the largest V scale of each wave.
     pub scales: usize,
@@ -57,9 +57,9 @@ impl Lds {
         }
     }
 
-    /// The MXFP4 tile with `m_tiles` M-tiles and room for `staged` page ids, or for two tiles' where `None`.
+    /// The MXFP4 tile with `m_tiles` M-tiles and room for `staged` page ids.
     pub fn of_mxfp4(p: &Problem, m_tiles: usize, staged: Option<usize>) -> Self {
-        let ids = staged.unwrap_or(2 * TILE_TOKENS.div_ceil(p.page_size));
+        let ids = staged.unwrap_or(0);
         let values = WAVES * 2 * MXFP4_STAGED_DIMS * (MXFP4_WAVE_TOKENS * 2 + 8);
         Self { query: query_rows(p, m_tiles, 2), page_ids: ids.saturating_mul(4), values, ..Self::default() }
     }

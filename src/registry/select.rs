@@ -97,6 +97,8 @@ pub struct Selection {
     pub threads: usize,
     /// LDS or shared memory of a workgroup, bytes.
     pub lds_bytes: usize,
+    /// Of these, what a launch adds to the kernel's own: page ids, as many as the block table has (MXFP4).
+    pub staged_bytes: usize,
     /// Workgroups that share the rows of one (task slot, KV head), `key.m_tiles` M-tiles each (the last may have fewer).
     pub row_groups: usize,
     /// Waves a SIMD is to hold, which caps the registers of one; 0 leaves it to the compiler.

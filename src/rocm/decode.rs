@@ -277,7 +277,7 @@ impl Decode {
         let kernel = device.kernel(&specialize::tile(selection)?)?;
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
         // `out` or the scratch alone.
-        let tile = unsafe { Launch::new(device, kernel, grid.launch(selection.threads)?, args) }?;
+        let tile = unsafe { Launch::new(device, kernel, grid.launch(selection.threads)?, args) }?.with_lds(selection.staged_bytes as u32);
         let reducer = match &scratch {
             None => None,
             Some(scratch) => {

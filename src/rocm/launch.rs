@@ -28,6 +28,15 @@ impl RocmDevice {
     /// `A` is what the kernel takes, and with these arguments it reads and writes only memory that is alive: of this device, not dropped before
     /// this call returns.
     pub unsafe fn launch<A: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, args: &A) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch_with_lds(kernel, grid, threads, 0, args) }
+    }
+
+    /// The same with `lds_bytes` of LDS besides the kernel's own.
+    ///
+    /// # Safety
+    /// As [`RocmDevice::launch`].
+    unsafe fn launch_with_lds<A: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, lds_bytes: u32, args: &A) -> Result<()> {
         let inner = &self.inner;
         let loaded = &kernel.loaded;
         if Arc::as_ptr(inner) != loaded.device.as_ptr() {
@@ -52,8 +61,9 @@ impl RocmDevice {
             let hip = inner.context.enter()?;
             // SAFETY: the function's module is loaded, the stream alive, the extras as HIP wants them (it copies the arguments); what the
             // kernel does with them is the caller's word.
-            let result =
-                unsafe { hip.hipModuleLaunchKernel(loaded.function, x, y, z, threads, 1, 1, 0, stream, null_mut(), extra.as_mut_ptr()) };
+            let result = unsafe {
+                hip.hipModuleLaunchKernel(loaded.function, x, y, z, threads, 1, 1, lds_bytes, stream, null_mut(), extra.as_mut_ptr())
+            };
             inner.context.check(result, format_args!("kernel {}, grid {grid:?} of {threads} threads", loaded.name))
         })?;
         inner.counts.launches.fetch_add(1, Ordering::Relaxed);
@@ -66,6 +76,7 @@ pub(super) struct Launch<A> {
     device: RocmDevice,
     kernel: Kernel,
     shape: LaunchShape,
+    lds_bytes: u32,
     args: A,
 }
 
@@ -82,12 +93,17 @@ impl<A: Copy> Launch<A> {
                 kernel.name()
             )
         }
-        Ok(Self { device: device.clone(), kernel, shape, args })
+        Ok(Self { device: device.clone(), kernel, shape, lds_bytes: 0, args })
+    }
+
+    /// The same with `lds_bytes` of LDS besides the kernel's own.
+    pub fn with_lds(self, lds_bytes: u32) -> Self {
+        Self { lds_bytes, ..self }
     }
 
     /// Enqueues it.
     pub fn run(&self) -> Result<()> {
         // SAFETY: the word of whoever made it.
-        unsafe { self.device.launch(&self.kernel, self.shape.grid, self.shape.threads, &self.args) }
+        unsafe { self.device.launch_with_lds(&self.kernel, self.shape.grid, self.shape.threads, self.lds_bytes, &self.args) }
     }
 }

@@ -26,6 +26,7 @@ const WRITTEN: Flags = Flags {
     head256_interior_unmasked: true,
     fp8_pack_no_old: true,
     mxfp4_tile: true,
+    mxfp4_staged_pages: true,
     ..Flags::NONE
 };
 
@@ -63,7 +64,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
         ("PA_SCALES", scales_code(key.scales)),
         ("PA_LAYOUT", layout_code(key.layout)),
         ("PA_WAVES_PER_EU", selection.waves_per_eu),
-        ("PA_LDS_BYTES", selection.lds_bytes),
+        ("PA_LDS_BYTES", selection.lds_bytes - selection.staged_bytes),
     ];
     let switches = [
         ("PA_SINGLE_QUERY", key.single_query),

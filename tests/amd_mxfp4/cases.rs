@@ -4,7 +4,7 @@ use candle::{DType, Device, Tensor};
 use candle_paged_attn::KvScale;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::Arch;
-use testkit::cases::{Case, CaseSpec};
+use testkit::cases::{Case, CaseSpec, Poison};
 use testkit::reference::floats;
 
 use crate::call::{Outcome, TileCall};
@@ -65,6 +65,31 @@ fn context_lengths() {
         CaseSpec { lens: lens.clone(), softmax_scale: None, workgroup_budget: Some(1), ..base() },
         CaseSpec { lens, query_lens: vec![4], workgroup_budget: Some(1), ..base() },
     ]);
+}
+
+/// Page ids from LDS are those of the block table, whatever tiles a task has.
+#[test]
+fn staged_pages() {
+    require_clang!();
+    let lens = vec![0, 1, 255, 256, 257, 1027, -3];
+    let poisoned = CaseSpec { poison: Poison::NaN, ..base() };
+    let specs = [
+        CaseSpec { lens: lens.clone(), workgroup_budget: Some(3), q_factor: 32.0, ..poisoned.clone() },
+        CaseSpec { lens: lens.clone(), plan_free: true, page_size: 8, window: Some(300), ..poisoned.clone() },
+        CaseSpec { lens: lens.clone(), max_partitions: Some(1), page_size: 64, ..poisoned.clone() },
+        CaseSpec { lens: vec![5, 1300, 2500], workgroup_budget: Some(4), page_size: 1024, ..poisoned },
+    ];
+    for spec in specs {
+        let call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap();
+        assert!(call.selection.flags().mxfp4_staged_pages && call.selection.staged_bytes > 0);
+        let bits =
+            |outcome: Outcome| [outcome.out, outcome.lse].map(|t| floats(&t).unwrap().into_iter().map(f64::to_bits).collect::<Vec<_>>());
+        assert_eq!(bits(call.run().unwrap()), bits(call.generic().run().unwrap()), "{spec:?}");
+    }
+    // Nothing is read beyond what is staged: the simulator's LDS ends there.
+    let mut short = TileCall::new(CaseSpec { lens: vec![1027], ..base() }.build().unwrap(), Arch::gfx950()).unwrap();
+    short.selection.staged_bytes = 0;
+    assert!(short.run().is_err());
 }
 
 #[test]

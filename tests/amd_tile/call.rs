@@ -235,7 +235,9 @@ impl TileCall {
         let (counters, trace) = if grid.contains(&0) || vectors == 0 {
             (Counters::default(), None)
         } else {
-            let launch = Launch { preload: self.preload, ..Launch::new(grid, [self.selection.threads as u32, 1, 1]) };
+            let selection = &self.selection;
+            let block = [selection.threads as u32, 1, 1];
+            let launch = Launch { preload: self.preload, dynamic_lds: selection.staged_bytes, ..Launch::new(grid, block) };
             let outcome = if self.traced {
                 assert_eq!(grid, [1; 3], "one workgroup is recorded");
                 module.trace(&memory, kernel, &args.0, &launch, [0; 3]).map(|(counters, trace)| (counters, Some(trace)))

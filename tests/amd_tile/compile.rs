@@ -40,6 +40,7 @@ const WRITTEN: [&str; 15] = [
     "DIRECT_OUTPUT",
     "DUAL_GROUP",
     "MXFP4_TILE",
+    "MXFP4_STAGED_PAGES",
     "BF16_MTP_FUSED",
     "BF16_DECODE_NT_KV",
     "DECODE_Q_EARLY",
@@ -91,7 +92,7 @@ pub fn flags_of(selection: &Selection) -> Vec<String> {
         ("WINDOW", usize::from(key.windowed)),
         ("SOFTCAP", usize::from(key.softcap)),
         ("POSITIVE_SCALE", usize::from(key.positive_scale)),
-        ("LDS_BYTES", selection.lds_bytes),
+        ("LDS_BYTES", selection.lds_bytes - selection.staged_bytes),
     ];
     let switches = key.flags.all().into_iter().map(|(name, set)| (name, usize::from(set && WRITTEN.contains(&name))));
     let macros = values.into_iter().chain(switches).map(|(name, value)| format!("-DPA_{name}={value}"));

@@ -69,7 +69,7 @@ fn grid() -> Vec<(String, Vec<Problem>)> {
 
 /// Every field of a selection that its row does not give, after checking those the key copies from the problem.
 fn describe(problem: &Problem, chosen: &Selection, arch: &Arch) -> String {
-    let Selection { kernel, key, cpu_isa, threads, lds_bytes: _, row_groups, waves_per_eu, reason } = chosen;
+    let Selection { kernel, key, cpu_isa, threads, lds_bytes: _, staged_bytes: _, row_groups, waves_per_eu, reason } = chosen;
     let copied = KernelKey {
         arch: arch.name,
         head_dim: problem.head_dim,
