@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_paged_attn::plan::{HostPlan, Split, TILE_TOKENS, capacity};
+use candle_paged_attn::plan::{HostPlan, Split};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, Selection, missing_requirements, select};
 use clap::Parser;
 
@@ -49,8 +49,8 @@ fn explain(args: &Args) -> Result<()> {
     let arch = Arch::from_name(&args.arch).context("--arch")?;
     let shape = args.shape.resolve(&arch)?;
     let request = shape.request();
-    let slots = if shape.plan_free { request.rows() } else { capacity(&request, &arch)? };
-    let problem = shape.problem(slots);
+    let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
+    let problem = Problem { one_tile_tasks: plan.longest_task() <= 1, ..shape.problem(plan.capacity()) };
     let selection = select(&problem, &arch)?;
 
     let panels = panels(&shape, &arch, &selection)?;
@@ -127,14 +127,13 @@ fn missing_text(problem: &Problem, arch: &Arch) -> Result<String> {
 fn panels(shape: &Shape, arch: &Arch, selection: &Selection) -> Result<Vec<Panel>> {
     let request = shape.request();
     let panel = |name: &str, plan: &HostPlan| {
-        let longest = plan.work.iter().map(|task| task[2].abs_diff(task[1])).max().unwrap_or(0);
-        let longest = count(longest as usize, "tile");
+        let longest = count(plan.longest_task(), "tile");
         let (tasks, slots) = (count(plan.tasks(), "task"), count(plan.capacity(), "slot"));
-        let title = format!("{name}: {tasks} in {slots}, longest {longest} of {TILE_TOKENS} tokens");
+        let title = format!("{name}: {tasks} in {slots}, longest {longest} of {} tokens", arch.name.tile_tokens());
         Panel { title, timeline: Timeline::new(plan, shape, arch, selection) }
     };
     if shape.plan_free {
-        return Ok(vec![panel("plan-free", &HostPlan::free(&request))]);
+        return Ok(vec![panel("plan-free", &HostPlan::free(&request, arch))]);
     }
     let before = HostPlan::with_split(&request, arch, Split::Proportional)?;
     let after = HostPlan::with_split(&request, arch, Split::MinMax)?;

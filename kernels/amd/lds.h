@@ -34,7 +34,7 @@ struct Lds {
     u8 *base;  // of this group's copy
     u32 wave;  // of the group's, this one
 
-    PA_DEVICE explicit Lds(u8 *memory) : workgroup(memory), base(memory + T::group() * COPY), wave(pa::wave()) {}
+    PA_DEVICE explicit Lds(u8 *memory, int copy = COPY) : workgroup(memory), base(memory + T::group() * copy), wave(pa::wave()) {}
 
     // Q as operands: part 0, or 0 and 1 where it is split.
     template <class V>

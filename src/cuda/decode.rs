@@ -21,7 +21,7 @@ use crate::op::locks::Locks;
 use crate::op::shapes::Shapes;
 use crate::op::{CallSummary, PagedDecode};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
-use crate::plan::{HostPlan, PLANNER_THREADS, TILE_TOKENS};
+use crate::plan::{HostPlan, PLANNER_THREADS};
 use crate::registry::{self, Problem, ScaleMode, Selection, block_rows};
 
 /// A tensor's storage with its layout.
@@ -109,7 +109,7 @@ enum Plan {
     /// Made or checked on the host, to be uploaded.
     Host(Arc<HostPlan>),
     /// In memory, or to be made there by the planner first.
-    Device { capacity: usize, made: bool },
+    Device { capacity: usize, made: bool, one_tile_tasks: bool },
     /// One task a row.
     Free,
 }
@@ -179,24 +179,30 @@ fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaS
         (Some(_), Some(most)) => most.min(shapes.rows),
     };
     if options.validate && !is_capturing(stream)? {
-        validate(op, call, &shapes, query_len)?;
+        validate(op, call, gpu, &shapes, query_len)?;
     }
     let shape = plan_shape(&shapes, options, query_len);
-    let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
+    let tiles = table_tiles(&shapes, gpu);
     let plan = match &options.plan {
         PlanChoice::Given(plan) => {
             if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
                 bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
             }
             match plan.work_info().device() {
-                Device::Cuda(_) => Plan::Device { capacity: plan.capacity(), made: true },
+                Device::Cuda(_) => Plan::Device {
+                    capacity: plan.capacity(),
+                    made: true,
+                    one_tile_tasks: plan.made_on_host().is_some_and(|plan| plan.longest_task() <= 1),
+                },
                 _ => Plan::Host(plan.host()?),
             }
         }
         PlanChoice::Free => Plan::Free,
-        PlanChoice::Default => match shape.capacity(&gpu.arch)? {
+        PlanChoice::Default => match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
             // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-            capacity if capacity > shape.rows() && !one_tile && shape.rows() <= PLANNER_THREADS => Plan::Device { capacity, made: false },
+            capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
+                Plan::Device { capacity, made: false, one_tile_tasks: shape.rows().saturating_mul(tiles) <= capacity }
+            }
             _ => Plan::Free,
         },
     };
@@ -228,8 +234,18 @@ impl Decided {
     }
 
     fn problem(&self, call: &Call<'_>, gpu: &Gpu) -> Problem {
-        problem(&self.shapes, call, self.query_len, self.slots(), &gpu.arch)
+        let one_tile_tasks = match &self.plan {
+            Plan::Host(plan) => plan.longest_task() <= 1,
+            Plan::Device { one_tile_tasks, .. } => *one_tile_tasks,
+            Plan::Free => table_tiles(&self.shapes, gpu) <= 1,
+        };
+        Problem { one_tile_tasks, ..problem(&self.shapes, call, self.query_len, self.slots(), &gpu.arch) }
     }
+}
+
+/// Tiles that a row of the block table has room for.
+fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
+    shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
 }
 
 fn plan_shape(shapes: &Shapes, options: &DecodeOptions, query_len: usize) -> PlanShape {
@@ -247,7 +263,7 @@ fn plan_shape(shapes: &Shapes, options: &DecodeOptions, query_len: usize) -> Pla
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize) -> Result<()> {
+fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query_len: usize) -> Result<()> {
     let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
     let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
@@ -257,7 +273,7 @@ fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize
         bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
     }
     match op.given_plan()? {
-        Some(plan) => check_covers(&plan, &rows, call),
+        Some(plan) => check_covers(&plan, &rows, call, &gpu.arch),
         None => Ok(()),
     }
 }
@@ -457,10 +473,7 @@ impl Checked<'_> {
                 [work?, reduce?]
             }
             (Plan::Device { made: false, .. }, _) => [base + planned as u64, base + (planned + slots * 16) as u64],
-            (Plan::Free | Plan::Host(_), _) => {
-                let tiles = shapes.max_pages.saturating_mul(dims.page_size).div_ceil(TILE_TOKENS);
-                workspace.free_plan(plan_rows, clamp(tiles), stream)?
-            }
+            (Plan::Free | Plan::Host(_), _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, gpu)), stream)?,
         };
 
         // Launches.
@@ -585,7 +598,7 @@ impl Checked<'_> {
 
     fn reducer(&self, slots: usize, plan_rows: usize) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let warps = specialize::reducer_warps(slots.div_ceil(plan_rows.max(1)));
+        let warps = registry::reducer_warps(slots.div_ceil(plan_rows.max(1)));
         let (heads, threads) = specialize::reducer_block(warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, warps)?;

@@ -40,9 +40,7 @@ pub fn select(problem: &Problem, arch: &Arch) -> Result<Selection> {
     if arch.name == ArchName::Gfx1250 {
         bail!("arch: the attention tile is not written for gfx1250 yet (its planner, reducer and cache writes are)")
     }
-    // The MXFP4 tile has one group yet.
-    let written = Flags { dual_group: problem.kv_dtype != KvDtype::Mxfp4, ..WRITTEN };
-    registry::select_among(problem, arch, &written)
+    registry::select_among(problem, arch, &WRITTEN)
 }
 
 /// The tile of a selection made by [`select`].

@@ -36,7 +36,7 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 15] = [
+const WRITTEN: [&str; 16] = [
     "DIRECT_OUTPUT",
     "DUAL_GROUP",
     "MXFP4_TILE",

@@ -104,7 +104,8 @@ fn groups_are_in_step() {
             call.traced = true;
             let trace = call.run().unwrap().trace.unwrap();
             let program = module(&arch.name.to_string(), &flags_of(&call.selection)).program.clone();
-            let count = |wave: usize, class: Class| trace.waves[wave].iter().filter(|e| program.insts[e.inst as usize].class == class).count();
+            let count =
+                |wave: usize, class: Class| trace.waves[wave].iter().filter(|e| program.insts[e.inst as usize].class == class).count();
             let counts = (0..8).map(|wave| [Class::Barrier, Class::Matrix].map(|class| count(wave, class))).collect::<Vec<_>>();
             assert!(counts.iter().all(|of| *of == counts[0]), "{} {tiles} tiles: {counts:?}", arch.name);
             let rounds = (tiles as usize).div_ceil(2);
