@@ -27,7 +27,8 @@ use timeline::{Panel, Timeline};
 struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// cpu (this one), cpu-ISA, gfx942, gfx950, gfx1250, sm80, sm89 or sm90; a colon and a number sets the CUs or SMs (gfx942:80)
+    /// cpu (this one), cpu-ISA, gfx942, gfx950, gfx1250, sm80, sm89, sm90 or cuda (the GPU that is there); a colon and a number sets the CUs or SMs
+    /// (gfx942:80)
     #[arg(long, default_value = "cpu")]
     arch: String,
     /// Writes the plan as an SVG
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 fn explain(args: &Args) -> Result<()> {
-    let arch = Arch::from_name(&args.arch).context("--arch")?;
+    let arch = arch(&args.arch).context("--arch")?;
     let shape = args.shape.resolve(&arch)?;
     let request = shape.request();
     let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
@@ -69,6 +70,17 @@ fn explain(args: &Args) -> Result<()> {
         print(&format!("\nwrote {}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// The arch of that name; `cuda`: of the GPU that is there.
+fn arch(name: &str) -> Result<Arch> {
+    match name {
+        #[cfg(feature = "cuda")]
+        "cuda" => Ok(candle_paged_attn::cuda::arch_of(&candle::Device::new_cuda(0)?)?),
+        #[cfg(not(feature = "cuda"))]
+        "cuda" => anyhow::bail!("cuda: this build opens no GPU: build with --features cuda"),
+        _ => Ok(Arch::from_name(name)?),
+    }
 }
 
 fn is_gpu(arch: &Arch) -> bool {
