@@ -18,7 +18,8 @@ struct Lds {
     static constexpr int MAXIMA = P + T::P_PARTS * T::P_SLOTS * 16 * P_ROW;
     static constexpr int SUMS = MAXIMA + T::P_SLOTS * 16 * T::WAVES * 4;
     static constexpr int VALUE_SCALES = SUMS + T::P_SLOTS * 16 * T::WAVES * 4;
-    static constexpr int QUERY_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
+    static constexpr int TOKEN_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
+    static constexpr int QUERY_SCALES = TOKEN_SCALES + (T::SCALES_STAGED ? 2 * T::TOKENS * 4 : 0);
     // Of a group's copy. The page ids of all groups' tiles come after the copies: their place follows from the tile.
     static constexpr int COPY = QUERY_SCALES + (T::ROW_SCALED ? T::ROWS * 4 : 0);
     static constexpr int PAGE_IDS = T::GROUPS * COPY;
@@ -57,6 +58,11 @@ struct Lds {
     // The largest V scale of each wave's tokens.
     PA_DEVICE float &value_scale(int wave) const { return lds_at<float>(base, VALUE_SCALES + wave * 4); }
     PA_DEVICE f32x4 value_scales() const { return lds_at<f32x4>(base, VALUE_SCALES); }
+    // Scales of a tile's tokens: K's (0) and V's (1).
+    template <class V>
+    PA_DEVICE V &token_scale(int which, int token) const {
+        return lds_at<V>(base, TOKEN_SCALES + (which * T::TOKENS + token) * 4);
+    }
     // Page ids of a tile.
     PA_DEVICE int &page_id(u32 tile, int page) const { return lds_at<int>(workgroup, PAGE_IDS + (tile % PAGE_SLOTS * PAGES + page) * 4); }
     // What group 1 leaves for group 0: this lane's `i`-th part of O, and a row's maximum and sum.

@@ -36,7 +36,7 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 16] = [
+const WRITTEN: [&str; 21] = [
     "DIRECT_OUTPUT",
     "DUAL_GROUP",
     "MXFP4_TILE",
@@ -48,6 +48,11 @@ const WRITTEN: [&str; 16] = [
     "PAGE16_VPIPE",
     "PAGE16_PAGES_FIRST",
     "PAGE16_EARLY_K",
+    "FP8_SCALES_AFTER_Q",
+    "FP8_LOOP_SCALES_LATE",
+    "FP8_MTP4_LEAN",
+    "FP8_MTP4_Q_LDS",
+    "FP8_MTP4_PAGES_AHEAD",
     "FP8_DECODE_NT_V",
     "PACKED_Q_ABSMAX",
     "HEAD256_PIPE",
