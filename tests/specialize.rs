@@ -115,7 +115,8 @@ fn what_is_not_written_is_neither_switched_on_nor_named() {
                 let built = specialize::select(&problem, &arch).unwrap();
                 let flags = built.flags();
                 let pipes = [("_vpipe", flags.page16_vpipe), ("_pipe", flags.head256_pipe)];
-                let marks = [("_fused", flags.bf16_mtp_fused), ("_lean", flags.fp8_mtp4_lean), pipes[0], pipes[1], ("_dual", flags.dual_group)];
+                let marks =
+                    [("_fused", flags.bf16_mtp_fused), ("_lean", flags.fp8_mtp4_lean), pipes[0], pipes[1], ("_dual", flags.dual_group)];
                 assert!(marks.iter().all(|&(mark, written)| built.kernel.contains(mark) == written), "{built:?}");
                 let reasons =
                     [("lean FP8 MTP4 tile: ", flags.fp8_mtp4_lean), ("page-16", flags.page16_vpipe), ("head-256", flags.head256_pipe)];
