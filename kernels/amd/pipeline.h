@@ -28,8 +28,8 @@ struct Pipeline {
     u32 id;  // of a page, on its way to LDS: the next to be staged
 
     // Q and the page ids of the first tiles are staged, and K of the first is on its way.
-    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds, const Keys<T> &keys, u32 id)
-        : call(call), task(task), lds(lds), pages(call, task, lds), rows(call, lds), keys(keys), id(id) {
+    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds, const Pages<T> &pages, const Keys<T> &keys, u32 id)
+        : call(call), task(task), lds(lds), pages(pages), rows(call, lds), keys(keys), id(id) {
         query.hold(lds);
     }
 
@@ -140,7 +140,7 @@ struct Pipeline {
     // Scales that all of O shares.
     PA_DEVICE void finish() {
         float factor = 1.f / (1 << T::P_EXPONENT);
-        if constexpr (T::SCALES == Scales::SCALAR) factor *= *(const float *)call.args.v_scale;
+        if constexpr (T::SCALES == Scales::SCALAR) factor *= constant<float>(call.args.v_scale);
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
             if constexpr (T::FP8) output[m].scale(factor);
         }
@@ -161,7 +161,13 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     QueryRow<T> early(task.rows, thread() / 16);
     if constexpr (T::QUERY_EARLY) early.load(call);
     const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
-    if constexpr (!T::QUERY_EARLY) stage_queries(call, task.rows, lds);
+    if constexpr (T::QUERY_EARLY) {
+        // What comes by scalar loads comes with Q and the page ids: behind K, V would wait for it.
+        settle(pages.value.base, pages.value.page_bytes, call.args.scale_log2, call.args.out);
+        if constexpr (T::SCALES == Scales::SCALAR) settle(constant<float>(call.args.k_scale), constant<float>(call.args.v_scale));
+    } else {
+        stage_queries(call, task.rows, lds);
+    }
     pages.stage_id(task.first_tile, ids[0]);
     if constexpr (T::IDS_AHEAD == 2) pages.stage_id(task.first_tile + 1, ids[1]);
     barrier();
@@ -172,7 +178,7 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
         if (early.exists()) early.stage(lds);
         barrier();
     }
-    Pipeline<T> pipeline(call, task, lds, keys, ids[1]);
+    Pipeline<T> pipeline(call, task, lds, pages, keys, ids[1]);
     pipeline.run();
     pipeline.finish();
 }
