@@ -11,14 +11,7 @@ fn plans(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan");
     for batch in [1, 16, 256] {
         let context_lens: Vec<i32> = (0..batch).map(|_| rng.random_range(1024..=32768)).collect();
-        let request = PlanRequest {
-            context_lens: &context_lens,
-            query_lens: &[1],
-            kv_heads: 1,
-            window: None,
-            max_partitions: None,
-            workgroup_budget: None,
-        };
+        let request = PlanRequest::new(&context_lens, &[1], 1);
         for (name, arch) in [("cpu", Arch::cpu(CpuIsa::Portable)), ("gfx950", Arch::gfx950()), ("gfx1250", Arch::gfx1250())] {
             group.bench_function(format!("{batch}-sequences/{name}"), |b| b.iter(|| HostPlan::new(&request, &arch)));
         }

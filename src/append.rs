@@ -3,7 +3,7 @@
 use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor, bail};
 
 use crate::cache::{Batch, LayerCache, PagedKvCache, shares_storage};
-use crate::op::{PagedDecode, no_kernel, with_cache};
+use crate::op::{CallSummary, PagedDecode, explain, no_kernel, with_cache};
 use crate::options::DecodeOptions;
 
 /// A candle op over the new tokens' (q, k, v) that holds the cache: it writes k and v into their pages, then attends.
@@ -47,13 +47,27 @@ impl<'a> AppendAndAttend<'a> {
             slot_mapping: batch.slot_mapping.clone(),
             block_tables: batch.block_tables.clone(),
             context_lens: batch.context_lens.clone(),
-            options: DecodeOptions { query_start: Some(batch.query_start.clone()), ..DecodeOptions::default() },
+            options: DecodeOptions {
+                query_start: Some(batch.query_start.clone()),
+                max_query_len: Some(batch.max_query_len),
+                ..DecodeOptions::default()
+            },
         })
     }
 
     /// Applies the op to q, k and v.
     pub fn apply(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         q.apply_op3_no_bwd(k, v, self)
+    }
+
+    /// What the planner and the registry decide for the attention of `q`; nothing is written or computed.
+    pub fn explain(&self, q: &Tensor) -> Result<CallSummary> {
+        #[cfg(feature = "rocm")]
+        if let Some(pages) = self.cache.rocm() {
+            return pages.explain(self, q);
+        }
+        let layer = self.cache.layer(self.layer)?;
+        explain(&self.decode(layer), q, &layer.key, &layer.value)
     }
 
     /// The decode over the cache's layer.

@@ -42,7 +42,7 @@
 //!
 //! - `rocm`: AMD GPUs, the module `rocm`: [`cache::PagedKvCache`] and [`AppendAndAttend`] on a device that
 //!   candle has no tensors for, and calls over tensors there. Nothing of ROCm is linked: it is looked for when a device is opened.
-//! - `cuda`: NVIDIA GPUs, calls over tensors of candle's CUDA device: the module `cuda`.
+//! - `cuda`: NVIDIA GPUs, the same calls and caches over tensors of candle's CUDA device: the module `cuda`.
 //! - `nvrtc`: the compiler of NVIDIA kernels without a device, to fill the cache of compiled kernels.
 //!
 //! # Environment

@@ -229,10 +229,14 @@ pub fn explain_call(
     context_lens: &Tensor,
     options: &DecodeOptions,
 ) -> Result<CallSummary> {
-    let op = PagedDecode::new(block_tables, context_lens, options);
+    explain(&PagedDecode::new(block_tables, context_lens, options), q, key_cache, value_cache)
+}
+
+/// [`explain_call`] of an op.
+pub(crate) fn explain(op: &PagedDecode, q: &Tensor, key_cache: &Tensor, value_cache: &Tensor) -> Result<CallSummary> {
     #[cfg(feature = "cuda")]
     if q.device().is_cuda() {
-        return with_cuda_operands(q, key_cache, value_cache, |q, key, value| crate::cuda::explain(&op, q, key, value));
+        return with_cuda_operands(q, key_cache, value_cache, |q, key, value| crate::cuda::explain(op, q, key, value));
     }
     with_operands(q, key_cache, value_cache, |q, key, value| Ok(op.prepare(q, key, value, None)?.summary()))
 }

@@ -17,7 +17,7 @@ mod writes;
 fn gfx1250_compiles() {
     require_clang!();
     for min_max in ["0", "1"] {
-        build::compile("plan", "gfx1250", &[("PA_BUCKET", "256"), ("PA_MIN_MAX", min_max), ("PA_RAGGED", "1")]);
+        build::compile("plan", "gfx1250", &[("PA_BUCKET", "256"), ("PA_TILE", "256"), ("PA_MIN_MAX", min_max), ("PA_RAGGED", "1")]);
     }
     for (head_dim, threads) in [("128", "64"), ("1024", "1024")] {
         let defines = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", "0"), ("PA_RAGGED", "1"), ("PA_THREADS", threads)];

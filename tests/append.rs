@@ -1,61 +1,13 @@
 //! `AppendAndAttend`: the same as writing and then decoding, and nothing changes on an error.
 
-use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
-use candle_paged_attn::{AppendAndAttend, DecodeOptions, paged_decode};
+use candle::{Device, Result, Tensor};
+use candle_paged_attn::cache::{CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
+use candle_paged_attn::{AppendAndAttend, paged_decode};
 use testkit::reference::{attention, floats};
-
-const DIMS: CacheDims = CacheDims { pages: 12, page_size: 16, kv_heads: 2, head_dim: 64 };
+use testkit::step::{Step, config};
 
 fn cache(layout: CacheLayout, dtype: KvDtype, quantization: Quantization) -> Result<PagedKvCache> {
-    PagedKvCache::new(CacheConfig { layers: 2, dims: DIMS, dtype, layout: Some(layout), quantization }, &Device::Cpu)
-}
-
-/// Two sequences: 40 tokens on pages 3, 7, 1 and 5 tokens on page 9; the last 2 of each are new.
-struct Step {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_tables: Tensor,
-}
-
-impl Step {
-    fn new() -> Result<Self> {
-        let device = &Device::Cpu;
-        let random = |rows, heads| Tensor::randn(0f32, 1., (rows, heads, DIMS.head_dim), device)?.to_dtype(DType::BF16);
-        Ok(Self {
-            q: random(4, 8)?,
-            k: random(45, 2)?,
-            v: random(45, 2)?,
-            block_tables: Tensor::new(&[[3i32, 7, 1], [9, -1, -1]], device)?,
-        })
-    }
-
-    fn slots(&self) -> Vec<i64> {
-        let place = |pages: &[i64], t: i64| pages[t as usize / 16] * 16 + t % 16;
-        (0..40).map(|t| place(&[3, 7, 1], t)).chain((0..5).map(|t| place(&[9], t))).collect()
-    }
-
-    /// Writes all but the two newest tokens of each sequence; gives the op for those.
-    fn prefill<'a>(&self, cache: &'a PagedKvCache) -> Result<(AppendAndAttend<'a>, Tensor, Tensor)> {
-        let slots = self.slots();
-        let device = &Device::Cpu;
-        let rows = |t: &Tensor, parts: [(usize, usize); 2]| -> Result<Tensor> {
-            Tensor::cat(&[t.narrow(0, parts[0].0, parts[0].1)?, t.narrow(0, parts[1].0, parts[1].1)?], 0)
-        };
-        let (old, new) = ([(0, 38), (40, 3)], [(38, 2), (43, 2)]);
-        let slots = Tensor::new(slots, device)?;
-        cache.write(1, &rows(&self.k, old)?, &rows(&self.v, old)?, &rows(&slots, old)?)?;
-        let op = AppendAndAttend {
-            cache,
-            layer: 1,
-            slot_mapping: rows(&slots, new)?,
-            block_tables: self.block_tables.clone(),
-            context_lens: Tensor::new(&[40u32, 5], device)?,
-            options: DecodeOptions::default(),
-        };
-        Ok((op, rows(&self.k, new)?, rows(&self.v, new)?))
-    }
+    PagedKvCache::new(config(dtype, quantization, Some(layout)), &Device::Cpu)
 }
 
 fn forms() -> Vec<(KvDtype, Quantization)> {
@@ -79,7 +31,7 @@ fn it_writes_and_then_attends() -> Result<()> {
             }
             let step = Step::new()?;
             let cache = cache(layout, dtype, quantization)?;
-            let (op, k, v) = step.prefill(&cache)?;
+            let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
             let out = op.apply(&step.q, &k, &v)?;
             let layer = cache.layer(1)?;
             let options = cache.decode_options(1)?;
@@ -95,10 +47,24 @@ fn it_writes_and_then_attends() -> Result<()> {
 }
 
 #[test]
+fn a_step_explains_itself_and_writes_nothing() -> Result<()> {
+    let step = Step::new()?;
+    let cache = cache(CacheLayout::Nhd, KvDtype::Bf16, Quantization::None)?;
+    let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
+    let before = floats(&cache.layer(1)?.key)?;
+    let summary = op.explain(&step.q)?;
+    assert!(summary.tasks == 2 && summary.selection.kernel.starts_with("cpu_"), "{summary:?}");
+    assert_eq!(floats(&cache.layer(1)?.key)?, before);
+    op.apply(&step.q, &k, &v)?;
+    assert_ne!(floats(&cache.layer(1)?.key)?, before);
+    Ok(())
+}
+
+#[test]
 fn the_attended_cache_holds_the_written_tokens() -> Result<()> {
     let step = Step::new()?;
     let cache = cache(CacheLayout::Hnd, KvDtype::F32, Quantization::None)?;
-    let (op, k, v) = step.prefill(&cache)?;
+    let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
     op.apply(&step.q, &k, &v)?;
     let (keys, values) = cache.gather(1, &[3, 7, 1], 40)?;
     assert_eq!(floats(&keys)?, floats(&step.k.narrow(0, 0, 40)?)?);
@@ -110,7 +76,7 @@ fn the_attended_cache_holds_the_written_tokens() -> Result<()> {
 fn an_error_changes_nothing() -> Result<()> {
     let step = Step::new()?;
     let cache = cache(CacheLayout::Nhd, KvDtype::Bf16, Quantization::None)?;
-    let (op, k, v) = step.prefill(&cache)?;
+    let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
     let before = floats(&cache.layer(1)?.key)?;
     let device = &Device::Cpu;
     type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;

@@ -38,6 +38,7 @@ fn options(max_rows: usize, mtp_rows: usize) -> ServeOptions {
         pages: None,
         sampling: Sampling::greedy(),
         keep_logits: true,
+        compare_attention: false,
     }
 }
 

@@ -217,8 +217,7 @@ fn plans_given_free_and_default_agree() -> Result<()> {
     let case = CaseSpec { lens: vec![3000, 0, 700], query_lens: vec![2], ..CaseSpec::default() }.build()?;
     case.check()?;
     let lens = [3000, 0, 700];
-    let request =
-        PlanRequest { context_lens: &lens, query_lens: &[2], kv_heads: 2, window: None, max_partitions: Some(3), workgroup_budget: None };
+    let request = PlanRequest { max_partitions: Some(3), ..PlanRequest::new(&lens, &[2], 2) };
     let plan = DecodePlan::new(&request, &Arch::cpu(CpuIsa::Portable), &Device::Cpu)?;
     for choice in [PlanChoice::Given(plan.clone()), PlanChoice::Free] {
         let mut case = case.clone();

@@ -47,8 +47,8 @@ fn budgeted(context_lens: &[i32], budget: usize) -> PlanRequest<'_> {
 }
 
 /// Whether each tile that a row needs is in exactly one task and no other tile is in any, told by counting.
-fn covers_by_counting(plan: &HostPlan, request: &PlanRequest<'_>) -> bool {
-    let needed: Vec<TileRange> = request.tile_ranges().collect();
+fn covers_by_counting(plan: &HostPlan, request: &PlanRequest<'_>, arch: &Arch) -> bool {
+    let needed: Vec<TileRange> = request.tile_ranges(arch).collect();
     let mut seen: Vec<Vec<u32>> = needed.iter().map(|range| vec![0; range.end as usize]).collect();
     for &[row, first, end, _] in &plan.work {
         for tile in if row == -1 { 0..0 } else { first..end } {
@@ -65,11 +65,11 @@ fn covers_by_counting(plan: &HostPlan, request: &PlanRequest<'_>) -> bool {
 }
 
 /// Checks everything but the counts: packing, tile boundaries, padding, reduce records.
-fn assert_well_formed(plan: &HostPlan, request: &PlanRequest<'_>, slots: usize) {
+fn assert_well_formed(plan: &HostPlan, request: &PlanRequest<'_>, arch: &Arch, slots: usize) {
     assert_eq!(plan.work.len(), slots);
     assert_eq!(plan.reduce.len(), request.rows());
     let mut slot = 0usize;
-    for (row, range) in request.tile_ranges().enumerate() {
+    for (row, range) in request.tile_ranges(arch).enumerate() {
         let [first, count] = plan.reduce[row];
         assert_eq!(first as usize, slot, "row {row}");
         assert_eq!(count == 0, range.tiles() == 0, "row {row}");
@@ -84,7 +84,7 @@ fn assert_well_formed(plan: &HostPlan, request: &PlanRequest<'_>, slots: usize) 
         }
     }
     assert!(plan.work[slot..].iter().all(|&record| record == PADDING));
-    plan.check_covers(request).unwrap();
+    plan.check_covers(request, arch).unwrap();
 }
 
 /// T by trying every bound upward from ceil(total / capacity); `None` where nothing is searched.
@@ -119,11 +119,14 @@ fn minmax_records_by_hand() {
     assert_eq!(plan.reduce, [[0, 3], [3, 1]]);
 
     // Equal lengths use fewer slots than there are.
-    let plan = HostPlan::new(&budgeted(&tokens(&[4, 4, 4]), 8), &arch(ArchName::Sm90)).unwrap();
+    let plan = HostPlan::new(&budgeted(&tokens(&[4, 4, 4]), 8), &arch(ArchName::Gfx950)).unwrap();
     assert_eq!(plan.work[..6], [[0, 0, 2, 0], [0, 2, 4, 1], [1, 0, 2, 0], [1, 2, 4, 1], [2, 0, 2, 0], [2, 2, 4, 1]]);
     assert_eq!(plan.work[6..], [PADDING; 2]);
     assert_eq!(plan.reduce, [[0, 2], [2, 2], [4, 2]]);
     assert_eq!((plan.capacity(), plan.tasks()), (8, 6));
+    // The same tokens are twice as many tiles on NVIDIA GPUs, and 300 tokens are 3.
+    let plan = HostPlan::new(&budgeted(&[1024, 300], 6), &arch(ArchName::Sm90)).unwrap();
+    assert_eq!(plan.work, [[0, 0, 2, 0], [0, 2, 4, 1], [0, 4, 6, 2], [0, 6, 8, 3], [1, 0, 1, 0], [1, 1, 3, 1]]);
 
     // A window of 300 before a verify of 4 at 1000: the first query, at 996, starts at token 697, in tile 2.
     let request = PlanRequest { window: Some(300), ..PlanRequest::new(&[1000], &[4], 1) };
@@ -165,8 +168,8 @@ fn proportional_shares_follow_tiles_in_random_batches() {
         let arch = arch(ArchName::Gfx1250);
         let slots = capacity(&request, &arch).unwrap();
         let plan = HostPlan::new(&request, &arch).unwrap();
-        assert_well_formed(&plan, &request, slots);
-        let tiles: Vec<i128> = request.tile_ranges().map(|range| i128::from(range.tiles())).collect();
+        assert_well_formed(&plan, &request, &arch, slots);
+        let tiles: Vec<i128> = request.tile_ranges(&arch).map(|range| i128::from(range.tiles())).collect();
         let spare = slots as i128 - tiles.iter().filter(|&&t| t > 0).count() as i128;
         let total: i128 = tiles.iter().sum();
         for (row, &t) in tiles.iter().enumerate() {
@@ -186,7 +189,7 @@ fn minmax_shortens_the_longest_task() {
     let request = PlanRequest::new(&lens, &[1], 8);
     let longest = |split| {
         let plan = HostPlan::with_split(&request, &arch(ArchName::Gfx950), split).unwrap();
-        plan.check_covers(&request).unwrap();
+        plan.check_covers(&request, &arch(ArchName::Gfx950)).unwrap();
         plan.work.iter().map(|record| record[2] - record[1]).max().unwrap()
     };
     assert!(longest(Split::MinMax) < longest(Split::Proportional), "{} {}", longest(Split::MinMax), longest(Split::Proportional));
@@ -234,17 +237,18 @@ fn random_minmax_plans_have_the_scanned_counts() {
             window: rng.random_bool(0.4).then(|| rng.random_range(1..10_000)),
             max_partitions: rng.random_bool(0.4).then(|| rng.random_range(1..10)),
             workgroup_budget: rng.random_bool(0.5).then(|| rng.random_range(1..3000)),
+            max_context_len: rng.random_bool(0.5).then(|| rng.random_range(1..10_000)),
         };
         let arch = arch_with(name, rng.random_range(1..300));
         let slots = capacity(&request, &arch).unwrap();
         let plan = HostPlan::with_split(&request, &arch, Split::MinMax).unwrap();
-        assert_well_formed(&plan, &request, slots);
-        assert!(covers_by_counting(&plan, &request));
+        assert_well_formed(&plan, &request, &arch, slots);
+        assert!(covers_by_counting(&plan, &request, &arch));
         if name != ArchName::Gfx1250 {
             assert_eq!(HostPlan::new(&request, &arch).unwrap(), plan, "{name:?}");
         }
         let most = request.max_partitions.map_or(u32::MAX, |most| most as u32);
-        let tiles: Vec<u32> = request.tile_ranges().map(TileRange::tiles).collect();
+        let tiles: Vec<u32> = request.tile_ranges(&arch).map(TileRange::tiles).collect();
         let expected: Vec<i32> = match bound_by_scan(&tiles, slots, most) {
             Some(bound) => tiles.iter().map(|&t| u128::from(t).div_ceil(bound).min(u128::from(most)) as i32).collect(),
             None => tiles.iter().map(|&t| i32::from(t > 0)).collect(),
@@ -255,15 +259,15 @@ fn random_minmax_plans_have_the_scanned_counts() {
 
 #[test]
 fn lengths_at_the_ends_of_int32() {
-    // 256 rows of 2^23 tiles: 2^31 in all.
+    // 256 rows of 2^23 tiles, 2^31 in all; twice that on NVIDIA GPUs.
     let lens = vec![i32::MAX; 256];
     for (budget, tasks) in [(1, 1), (257, 1), (511, 1), (512, 2), (1023, 3), (4096, 16)] {
         for name in ARCHS {
             let request = budgeted(&lens, budget);
             let plan = HostPlan::with_split(&request, &arch(name), Split::MinMax).unwrap();
-            assert_well_formed(&plan, &request, budget.max(256));
+            assert_well_formed(&plan, &request, &arch(name), budget.max(256));
             assert!(tasks_of(&plan).iter().all(|&count| count == tasks), "{budget}: {:?}", plan.reduce[0]);
-            HostPlan::new(&request, &arch(name)).unwrap().check_covers(&request).unwrap();
+            HostPlan::new(&request, &arch(name)).unwrap().check_covers(&request, &arch(name)).unwrap();
         }
     }
     assert_eq!(tile_bound(std::iter::repeat_n(1 << 23, 256), 257, u32::MAX), 1 << 23);
@@ -277,7 +281,7 @@ fn lengths_at_the_ends_of_int32() {
             for max_partitions in [None, Some(1), Some(3)] {
                 let request = PlanRequest { max_partitions, ..PlanRequest::new(&lens, &[1], 1) };
                 let slots = capacity(&request, &arch(name)).unwrap();
-                assert_well_formed(&HostPlan::new(&request, &arch(name)).unwrap(), &request, slots);
+                assert_well_formed(&HostPlan::new(&request, &arch(name)).unwrap(), &request, &arch(name), slots);
             }
         }
     }
@@ -301,7 +305,7 @@ fn windows_equal_a_count_of_attended_tokens() {
             (first, last) = (first.min(token), last.max(token));
         }
         let expected = if last < 0 { 0..0 } else { (first / 256) as i32..(last / 256 + 1) as i32 };
-        let range = tile_range(context_len as i32, query_len as usize, window.map(|window| window as usize));
+        let range = tile_range(context_len as i32, query_len as usize, window.map(|window| window as usize), TILE_TOKENS);
         assert_eq!(range.first..range.end, expected, "context {context_len}, {query_len} queries, window {window:?}");
     }
 }
@@ -321,10 +325,12 @@ fn budgets_and_capacities() {
         (1000, 4, 1, 512),
         (16, 4, 8, 512),
         (8, 4, 8, 256),
-        (usize::MAX, 2, usize::MAX, 512),
+        (1000, 2, usize::MAX, 512),
     ] {
-        assert_eq!(default_budget(rows, query_len, kv_heads, &gfx950), budget, "{rows} rows of {query_len}, {kv_heads} heads");
-        assert_eq!(default_budget(rows, query_len, kv_heads, &gfx942), 160);
+        let (lens, query_lens) = (vec![5000; rows], [query_len]);
+        let request = PlanRequest::new(&lens, &query_lens, kv_heads);
+        assert_eq!(default_budget(&request, &gfx950), budget, "{rows} rows of {query_len}, {kv_heads} heads");
+        assert_eq!(default_budget(&request, &gfx942), 160);
     }
     // (rows, query_len, kv_heads, max_partitions, budget) on gfx950.
     for (rows, query_len, kv_heads, max_partitions, budget, slots) in [
@@ -356,6 +362,35 @@ fn budgets_and_capacities() {
 }
 
 #[test]
+fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
+    // (rows, kv_heads, most tokens, window, slots) on 132 SMs.
+    for (rows, kv_heads, max_context_len, window, slots) in [
+        (1, 1, Some(8192), None, 132),
+        (66, 1, Some(8192), None, 132),
+        (67, 1, Some(8192), None, 264),
+        (132, 1, None, None, 264),
+        (133, 1, Some(4096), None, 528),
+        (256, 1, None, None, 528),
+        (256, 1, Some(2048), None, 264),
+        (256, 1, None, Some(2048), 264),
+        (1000, 1, Some(2048), None, 1000),
+        // Where a row's tasks run for several KV heads, pairs count and share the slots.
+        (8, 8, Some(8192), None, 17),
+        (16, 8, Some(8192), None, 33),
+        (32, 8, Some(8192), None, 66),
+        (32, 8, Some(2048), None, 33),
+    ] {
+        let lens = vec![5000; rows];
+        let request = PlanRequest { max_context_len, window, ..PlanRequest::new(&lens, &[1], kv_heads) };
+        let shown = (rows, kv_heads, max_context_len, window);
+        assert_eq!(capacity(&request, &Arch::sm90()).unwrap(), slots, "{shown:?}");
+    }
+    // New tokens play no part.
+    let verify = PlanRequest::new(&[5000; 8], &[4], 1);
+    assert_eq!(capacity(&verify, &Arch::sm90()).unwrap(), 132);
+}
+
+#[test]
 fn one_partition_is_one_slot_a_row() {
     let mut rng = StdRng::seed_from_u64(5);
     for name in ARCHS {
@@ -363,7 +398,7 @@ fn one_partition_is_one_slot_a_row() {
             let lens: Vec<i32> = (0..rows).map(|_| if rng.random_bool(0.3) { 0 } else { rng.random_range(1..1_000_000) }).collect();
             let request = PlanRequest { max_partitions: Some(1), ..PlanRequest::new(&lens, &[1], 2) };
             let plan = HostPlan::new(&request, &arch(name)).unwrap();
-            assert_well_formed(&plan, &request, rows);
+            assert_well_formed(&plan, &request, &arch(name), rows);
             let tasks: Vec<i32> = lens.iter().enumerate().filter(|&(_, &len)| len > 0).map(|(row, _)| row as i32).collect();
             let packed: Vec<i32> = plan.work.iter().map(|record| record[0]).take(tasks.len()).collect();
             assert_eq!(packed, tasks);
@@ -433,22 +468,23 @@ fn the_rules_alone() {
 #[test]
 fn the_free_split_has_one_task_a_row_in_its_own_slot() {
     let request = PlanRequest { window: Some(300), ..PlanRequest::new(&[1000, 0, 70, -1, i32::MAX], &[4], 1) };
-    let plan = HostPlan::free(&request);
-    let last = tile_range(i32::MAX, 4, Some(300));
+    let arch = arch(ArchName::Gfx950);
+    let plan = HostPlan::free(&request, &arch);
+    let last = tile_range(i32::MAX, 4, Some(300), TILE_TOKENS);
     assert_eq!(plan.work, [[0, 2, 4, 0], PADDING, [2, 0, 1, 0], PADDING, [4, last.first, 1 << 23, 0]]);
     assert_eq!(plan.reduce, [[0, 1], [1, 0], [2, 1], [3, 0], [4, 1]]);
-    plan.check_covers(&request).unwrap();
-    assert_eq!(HostPlan::free(&PlanRequest::new(&[], &[1], 1)), HostPlan { work: vec![], reduce: vec![] });
+    plan.check_covers(&request, &arch).unwrap();
+    assert_eq!(HostPlan::free(&PlanRequest::new(&[], &[1], 1), &arch), HostPlan { work: vec![], reduce: vec![] });
     // A request that is short of query lengths leaves nothing out.
     let request = PlanRequest { window: Some(1), ..PlanRequest::new(&[1000, 1000, 1000], &[1, 1], 1) };
-    assert_eq!(HostPlan::free(&request).work, [[0, 3, 4, 0], [1, 3, 4, 0], [2, 0, 4, 0]]);
+    assert_eq!(HostPlan::free(&request, &arch).work, [[0, 3, 4, 0], [1, 3, 4, 0], [2, 0, 4, 0]]);
 }
 
 #[test]
 fn bad_requests_are_errors() {
     let lens = [1000, 2000];
     let good = PlanRequest::new(&lens, &[1], 1);
-    let plan = HostPlan::free(&good);
+    let plan = HostPlan::free(&good, &arch(ArchName::Gfx950));
     for (request, words) in [
         (PlanRequest { max_partitions: Some(0), ..good.clone() }, &["max_partitions", "0"][..]),
         (PlanRequest { workgroup_budget: Some(0), ..good.clone() }, &["workgroup_budget", "0"]),
@@ -460,7 +496,7 @@ fn bad_requests_are_errors() {
         for error in [
             HostPlan::new(&request, &arch(ArchName::Gfx950)).unwrap_err(),
             capacity(&request, &arch(ArchName::Gfx950)).unwrap_err(),
-            plan.check_covers(&request).unwrap_err(),
+            plan.check_covers(&request, &arch(ArchName::Gfx950)).unwrap_err(),
             DecodePlan::new(&request, &arch(ArchName::Sm90), &Device::Cpu).unwrap_err(),
         ] {
             let error = error.to_string();
@@ -477,9 +513,11 @@ fn bad_requests_are_errors() {
 #[test]
 fn a_stale_plan_is_refused_by_row_and_values() {
     let made_for = [1000, 3000, 70];
-    let plan = HostPlan::new(&PlanRequest::new(&made_for, &[1], 1), &arch(ArchName::Gfx950)).unwrap();
-    // The same tiles serve other lengths.
-    plan.check_covers(&PlanRequest::new(&[1024, 2817, 1], &[1], 1)).unwrap();
+    let (arch, nvidia) = (arch(ArchName::Gfx950), arch(ArchName::Sm90));
+    let plan = HostPlan::new(&PlanRequest::new(&made_for, &[1], 1), &arch).unwrap();
+    // The same tiles serve other lengths, and those of another arch no other.
+    plan.check_covers(&PlanRequest::new(&[1024, 2817, 1], &[1], 1), &arch).unwrap();
+    assert!(plan.check_covers(&PlanRequest::new(&made_for, &[1], 1), &nvidia).unwrap_err().to_string().contains("row 0"));
     for (lens, words) in [
         (&[1025, 3000, 70][..], &["row 0", "0..4", "0..5"][..]),
         (&[1000, 2816, 70], &["row 1", "0..11"]),
@@ -488,11 +526,11 @@ fn a_stale_plan_is_refused_by_row_and_values() {
         (&[1000, 3000], &["3 rows", "2"]),
         (&[1000, 3000, 70, 70], &["3 rows", "4"]),
     ] {
-        let error = plan.check_covers(&PlanRequest::new(lens, &[1], 1)).unwrap_err().to_string();
+        let error = plan.check_covers(&PlanRequest::new(lens, &[1], 1), &arch).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{lens:?}: {error}");
     }
     let windowed = PlanRequest { window: Some(100), ..PlanRequest::new(&made_for, &[1], 1) };
-    assert!(plan.check_covers(&windowed).unwrap_err().to_string().contains("row 0"));
+    assert!(plan.check_covers(&windowed, &arch).unwrap_err().to_string().contains("row 0"));
 }
 
 #[test]
@@ -521,7 +559,7 @@ fn damaged_plans_are_refused() {
     for (name, damage, place) in cases {
         let mut plan = good.clone();
         damage(&mut plan);
-        let error = plan.check_covers(&request).expect_err(name).to_string();
+        let error = plan.check_covers(&request, &arch(ArchName::Gfx942)).expect_err(name).to_string();
         assert!(error.contains(place), "{name}: {error}");
     }
 }
@@ -550,10 +588,11 @@ proptest! {
         value in prop_oneof![-3..100, any::<i32>()],
     ) {
         let request = PlanRequest { window, max_partitions, ..PlanRequest { query_lens: &queries, ..budgeted(&lens, budget) } };
-        let plan = HostPlan::new(&request, &arch(ARCHS[name])).unwrap();
-        prop_assert!(plan.check_covers(&request).is_ok());
-        prop_assert!(covers_by_counting(&plan, &request));
-        prop_assert!(HostPlan::free(&request).check_covers(&request).is_ok());
+        let arch = arch(ARCHS[name]);
+        let plan = HostPlan::new(&request, &arch).unwrap();
+        prop_assert!(plan.check_covers(&request, &arch).is_ok());
+        prop_assert!(covers_by_counting(&plan, &request, &arch));
+        prop_assert!(HostPlan::free(&request, &arch).check_covers(&request, &arch).is_ok());
 
         let mut damaged = plan.clone();
         let row_count = plan.reduce.len();
@@ -573,7 +612,7 @@ proptest! {
             }
         };
         if damaged != plan && telling {
-            prop_assert!(damaged.check_covers(&request).is_err(), "{damaged:?}");
+            prop_assert!(damaged.check_covers(&request, &arch).is_err(), "{damaged:?}");
         }
     }
 
@@ -584,12 +623,13 @@ proptest! {
         len in -1..20_000,
     ) {
         let request = PlanRequest { window, query_lens: &queries, ..budgeted(&lens, budget) };
-        let plan = HostPlan::new(&request, &arch(ARCHS[name])).unwrap();
+        let arch = arch(ARCHS[name]);
+        let plan = HostPlan::new(&request, &arch).unwrap();
         let mut others = lens.clone();
         others[row.index(lens.len())] = len;
         let other = PlanRequest { context_lens: &others, ..request.clone() };
-        let same = request.tile_ranges().eq(other.tile_ranges());
-        prop_assert_eq!(plan.check_covers(&other).is_ok(), same);
+        let same = request.tile_ranges(&arch).eq(other.tile_ranges(&arch));
+        prop_assert_eq!(plan.check_covers(&other, &arch).is_ok(), same);
     }
 
     #[test]
@@ -598,10 +638,10 @@ proptest! {
         reduce in prop::collection::vec(prop::array::uniform2(prop_oneof![-1..4, any::<i32>()]), 0..4),
         lens in prop::collection::vec(prop_oneof![-1..600, any::<i32>()], 0..4),
     ) {
-        let request = PlanRequest::new(&lens, &[1], 1);
+        let (request, arch) = (PlanRequest::new(&lens, &[1], 1), arch(ArchName::Gfx950));
         let plan = HostPlan { work, reduce };
-        if plan.check_covers(&request).is_ok() {
-            prop_assert!(covers_by_counting(&plan, &request));
+        if plan.check_covers(&request, &arch).is_ok() {
+            prop_assert!(covers_by_counting(&plan, &request, &arch));
         }
     }
 
@@ -612,10 +652,10 @@ proptest! {
         tiles in prop::collection::vec(0..2, 1..3),
     ) {
         let lens = tokens(&tiles);
-        let request = PlanRequest::new(&lens, &[1], 1);
+        let (request, arch) = (PlanRequest::new(&lens, &[1], 1), arch(ArchName::Gfx950));
         let plan = HostPlan { work, reduce };
-        if plan.check_covers(&request).is_ok() {
-            prop_assert!(covers_by_counting(&plan, &request), "{:?}", plan);
+        if plan.check_covers(&request, &arch).is_ok() {
+            prop_assert!(covers_by_counting(&plan, &request, &arch), "{:?}", plan);
         }
     }
 }

@@ -85,7 +85,11 @@ impl Captured {
 fn plan(workload: &Workload, cuda: &CudaDevice) -> Result<DecodePlan> {
     let lens: Vec<i32> = workload.contexts().into_iter().map(|tokens| tokens as i32).collect();
     let query_lens = [workload.query_len];
-    let request = PlanRequest { max_partitions: workload.max_partitions, ..PlanRequest::new(&lens, &query_lens, workload.num_kv_heads) };
+    let request = PlanRequest {
+        max_partitions: workload.max_partitions,
+        max_context_len: workload.contexts().into_iter().max(),
+        ..PlanRequest::new(&lens, &query_lens, workload.num_kv_heads)
+    };
     let device = Device::Cuda(cuda.clone());
     Ok(DecodePlan::new(&request, &cuda::arch_of(&device)?, &device)?)
 }
@@ -143,8 +147,7 @@ impl Call {
     fn choice(&self) -> Result<CString> {
         let [key, value] = &self.caches[0];
         let summary = explain_call(&self.q, key, value, &self.block_tables, &self.context_lens, &self.options)?;
-        let selection = &summary.selection;
-        let json = serde_json::json!({ "kernel": selection.kernel, "why": selection.reason, "tasks": summary.tasks });
+        let json = serde_json::json!({ "kernel": summary.selection.kernel, "tasks": summary.tasks });
         Ok(CString::new(json.to_string())?)
     }
 }

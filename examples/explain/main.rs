@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_paged_attn::plan::{HostPlan, Split, TILE_TOKENS, capacity};
+use candle_paged_attn::plan::{HostPlan, Split};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, Selection, missing_requirements, select};
 use clap::Parser;
 
@@ -27,7 +27,8 @@ use timeline::{Panel, Timeline};
 struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// cpu (this one), cpu-ISA, gfx942, gfx950, gfx1250, sm80, sm89 or sm90; a colon and a number sets the CUs or SMs (gfx942:80)
+    /// cpu (this one), cpu-ISA, gfx942, gfx950, gfx1250, sm80, sm89, sm90 or cuda (the GPU that is there); a colon and a number sets the CUs or SMs
+    /// (gfx942:80)
     #[arg(long, default_value = "cpu")]
     arch: String,
     /// Writes the plan as an SVG
@@ -46,11 +47,11 @@ fn main() -> ExitCode {
 }
 
 fn explain(args: &Args) -> Result<()> {
-    let arch = Arch::from_name(&args.arch).context("--arch")?;
+    let arch = arch(&args.arch).context("--arch")?;
     let shape = args.shape.resolve(&arch)?;
     let request = shape.request();
-    let slots = if shape.plan_free { request.rows() } else { capacity(&request, &arch)? };
-    let problem = shape.problem(slots);
+    let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
+    let problem = Problem { one_tile_tasks: plan.longest_task() <= 1, ..shape.problem(plan.capacity()) };
     let selection = select(&problem, &arch)?;
 
     let panels = panels(&shape, &arch, &selection)?;
@@ -69,6 +70,17 @@ fn explain(args: &Args) -> Result<()> {
         print(&format!("\nwrote {}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// The arch of that name; `cuda`: of the GPU that is there.
+fn arch(name: &str) -> Result<Arch> {
+    match name {
+        #[cfg(feature = "cuda")]
+        "cuda" => Ok(candle_paged_attn::cuda::arch_of(&candle::Device::new_cuda(0)?)?),
+        #[cfg(not(feature = "cuda"))]
+        "cuda" => anyhow::bail!("cuda: this build opens no GPU: build with --features cuda"),
+        _ => Ok(Arch::from_name(name)?),
+    }
 }
 
 fn is_gpu(arch: &Arch) -> bool {
@@ -127,14 +139,13 @@ fn missing_text(problem: &Problem, arch: &Arch) -> Result<String> {
 fn panels(shape: &Shape, arch: &Arch, selection: &Selection) -> Result<Vec<Panel>> {
     let request = shape.request();
     let panel = |name: &str, plan: &HostPlan| {
-        let longest = plan.work.iter().map(|task| task[2].abs_diff(task[1])).max().unwrap_or(0);
-        let longest = count(longest as usize, "tile");
+        let longest = count(plan.longest_task(), "tile");
         let (tasks, slots) = (count(plan.tasks(), "task"), count(plan.capacity(), "slot"));
-        let title = format!("{name}: {tasks} in {slots}, longest {longest} of {TILE_TOKENS} tokens");
+        let title = format!("{name}: {tasks} in {slots}, longest {longest} of {} tokens", arch.name.tile_tokens());
         Panel { title, timeline: Timeline::new(plan, shape, arch, selection) }
     };
     if shape.plan_free {
-        return Ok(vec![panel("plan-free", &HostPlan::free(&request))]);
+        return Ok(vec![panel("plan-free", &HostPlan::free(&request, arch))]);
     }
     let before = HostPlan::with_split(&request, arch, Split::Proportional)?;
     let after = HostPlan::with_split(&request, arch, Split::MinMax)?;

@@ -296,6 +296,7 @@ impl Shape {
             window: self.window,
             max_partitions: self.max_partitions,
             workgroup_budget: self.workgroup_budget,
+            max_context_len: self.context_lens.iter().max().and_then(|&longest| usize::try_from(longest).ok()),
             ..PlanRequest::new(&self.context_lens, &self.query_lens, self.kv_heads)
         }
     }

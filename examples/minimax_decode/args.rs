@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use candle::{DType, Device};
 use candle_paged_attn::cache::Placement;
+use candle_paged_attn::registry::Arch;
 #[cfg(feature = "rocm")]
 use candle_paged_attn::rocm::RocmDevice;
 use clap::{Parser, ValueEnum};
@@ -54,7 +55,8 @@ pub struct Args {
     pub rope: Option<ComputeType>,
 
     /// What attends: cpu; cuda, on which the whole model runs; rocm, an AMD GPU that holds the KV cache while the model runs on the CPU. The
-    /// last two take a build with that backend. The time that rocm takes to compile kernels at their first use counts in the speeds
+    /// last two take a build with that backend. cuda compiles its attention kernels before the first request; the time that rocm takes to compile
+    /// them at their first use counts in the speeds
     #[arg(long, value_enum, default_value_t = Backend::Cpu)]
     pub backend: Backend,
 
@@ -86,6 +88,14 @@ pub struct Args {
     /// Tokens of a page [default: the model's block size, which sparse layers require]
     #[arg(long)]
     pub page_size: Option<usize>,
+
+    /// Gives the random model the released one's heads: 64 of 128 channels on 4 KV heads, sparse layers that attend 16 blocks of 128
+    #[arg(long, conflicts_with_all = ["model", "attention_only"])]
+    pub real_heads: bool,
+
+    /// Makes the attention calls of one decode step again, each by itself from an idle device with cold caches, and prints how they compare
+    #[arg(long, conflicts_with_all = ["check", "attention_only"])]
+    pub compare_attention: bool,
 
     /// Seed of the random model, the prompts and the draws
     #[arg(long, default_value_t = 0)]
@@ -199,6 +209,20 @@ impl From<&Device> for Devices {
 }
 
 impl Devices {
+    /// What attends, as its maker calls it.
+    pub fn name(&self) -> Result<String> {
+        #[cfg(feature = "rocm")]
+        if let Some(rocm) = &self.rocm {
+            return Ok(rocm.name().to_string());
+        }
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = &self.model {
+            let arch = candle_paged_attn::cuda::arch_of(&self.model)?;
+            return Ok(format!("{} ({arch})", device.cuda_stream().context().name()?));
+        }
+        Ok(Arch::host()?.to_string())
+    }
+
     /// Where the KV cache is.
     pub fn cache(&self) -> Placement<'_> {
         #[cfg(feature = "rocm")]
@@ -213,7 +237,7 @@ impl Backend {
     pub fn devices(self) -> Result<Devices> {
         match self {
             Self::Cpu => Ok((&Device::Cpu).into()),
-            Self::Cuda if candle::utils::cuda_is_available() => Ok((&Device::new_cuda(0)?).into()),
+            Self::Cuda if candle::utils::cuda_is_available() => Ok((&Device::new_cuda(0).context("--backend cuda")?).into()),
             Self::Cuda => bail!("--backend cuda: this binary is built without CUDA"),
             #[cfg(feature = "rocm")]
             Self::Rocm => Ok(Devices { model: Device::Cpu, rocm: Some(RocmDevice::new(0)?) }),

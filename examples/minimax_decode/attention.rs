@@ -9,7 +9,7 @@ use super::checkpoint::Checkpoint;
 use super::config::Config;
 use super::indexer::Indexer;
 use super::kv::Memory;
-use super::meter::Meter;
+use super::meter::Recorder;
 use super::mlp::linear;
 use super::norm::RmsNorm;
 
@@ -55,7 +55,7 @@ impl Attention {
     }
 
     /// `x` `[rows, hidden]`: appends the rows' K and V to the cache and attends.
-    pub fn forward(&self, x: &Tensor, step: &Step<'_>, memory: &Memory, meter: &mut Meter) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>, memory: &Memory, recorder: &mut Recorder) -> Result<Tensor> {
         let rows = x.dim(0)?;
         let heads = |proj: &Linear, heads| proj.forward(x)?.reshape((rows, heads, self.head_dim));
         let q = step.rope.apply(&self.q_norm.forward(&heads(&self.q_proj, self.q_heads)?)?)?;
@@ -63,7 +63,11 @@ impl Attention {
         let v = heads(&self.v_proj, self.kv_heads)?;
         let (op, attended) = self.op(x, step, memory)?;
         let kv_bytes = (attended * memory.kind.token_bytes(self.head_dim)) as u64;
-        let attended = meter.measure(kv_bytes, || op.apply(&q, &k, &v))?;
+        if recorder.explains {
+            recorder.kernels.push(op.explain(&q)?.selection.kernel);
+        }
+        let attended = recorder.measure(kv_bytes, x.device(), || op.apply(&q, &k, &v))?;
+        recorder.repeat(kv_bytes, x.device(), || op.apply(&q, &k, &v))?;
         self.o_proj.forward(&attended.reshape((rows, self.q_heads * self.head_dim))?)
     }
 
@@ -86,7 +90,7 @@ impl Attention {
             slot_mapping: step.slot_mapping.clone(),
             block_tables,
             context_lens,
-            options: DecodeOptions { query_start, ..Default::default() },
+            options: DecodeOptions { query_start, max_query_len: Some(step.longest), ..Default::default() },
         };
         Ok((op, attended))
     }

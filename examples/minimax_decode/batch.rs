@@ -43,6 +43,8 @@ pub struct Step<'a> {
     pub context_lens: Tensor,
     /// U32 `[sequences + 1]`.
     pub query_start: Tensor,
+    /// Rows of the sequence that has most.
+    pub longest: usize,
     /// U32: the rows that need logits.
     pub logit_rows: Tensor,
 }
@@ -71,6 +73,7 @@ impl<'a> Step<'a> {
             block_tables: Tensor::from_vec(tables, (sequences.len(), columns), device)?,
             context_lens: Tensor::new(context_lens, device)?,
             query_start: Tensor::new(query_start, device)?,
+            longest: sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0),
             logit_rows: Tensor::new(logit_rows, device)?,
         })
     }

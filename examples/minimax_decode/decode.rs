@@ -22,7 +22,7 @@ pub fn run(args: &Args, model: &Model) -> Result<bool> {
     let difference = verified.as_ref().and_then(|(verified, _)| first_difference(&plain, verified));
     let passes: Vec<Pass> = std::iter::once(plain_pass).chain(verified.map(|(_, pass)| pass)).collect();
     let must_be_equal = args.dtype() == DType::F32 && args.kv() == KvKind::F32;
-    print(args, &passes, difference.as_deref(), must_be_equal);
+    print(args, &model.devices.name()?, &passes, difference.as_deref(), must_be_equal);
     Ok(difference.is_none() || !must_be_equal)
 }
 
@@ -55,14 +55,20 @@ fn first_difference(plain: &[Completion], verified: &[Completion]) -> Option<Str
     Some(format!("sequence {sequence} parts at new token {at}: {a} token by token, {b} with multi-token verify"))
 }
 
-fn print(args: &Args, passes: &[Pass], difference: Option<&str>, must_be_equal: bool) {
+fn print(args: &Args, device: &str, passes: &[Pass], difference: Option<&str>, must_be_equal: bool) {
     if args.json {
         let runs: Vec<_> = passes.iter().map(Pass::json).collect();
         let equal = (passes.len() > 1).then_some(difference.is_none());
-        println!("{}", json!({ "kv": args.kv().name(), "batch": args.batch, "context": args.context, "equal": equal, "runs": runs }));
+        println!(
+            "{}",
+            json!({ "device": device, "kv": args.kv().name(), "batch": args.batch, "context": args.context, "equal": equal, "runs": runs })
+        );
         return;
     }
+    println!("on {device}, KV in {}", args.kv().name());
     passes.iter().for_each(|pass| println!("{}", pass.details()));
+    passes.iter().for_each(|pass| println!("{}", pass.kernels()));
+    passes.iter().filter_map(Pass::comparison).for_each(|comparison| println!("{comparison}"));
     match difference {
         Some(difference) if must_be_equal => println!("the runs differ: {difference}"),
         Some(difference) => println!("the runs differ, as rounding lets them: {difference}"),

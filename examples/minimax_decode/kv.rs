@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use candle::{DType, Tensor};
-use candle_paged_attn::cache::{CacheConfig, CacheDims, KvDtype, MXFP4_BLOCK, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{CacheConfig, CacheDims, ExpectedCalls, KvDtype, MXFP4_BLOCK, PagedKvCache, Quantization};
 use clap::ValueEnum;
 
 use super::args::Devices;
@@ -91,6 +91,30 @@ impl Memory {
             index_keys: config.layers.iter().map(|layer| index_keys(layer.sparse)).collect::<candle::Result<_>>()?,
             kind,
         })
+    }
+
+    /// Compiles the attention kernels of every step of up to `sequences` sequences and `rows` rows, of tables of up to `columns` pages: whole sequences on
+    /// the dense layers, rows on the sparse ones. Gives how many kernels that took.
+    pub fn warm_up(&self, config: &Config, dtype: DType, sequences: usize, rows: usize, columns: usize) -> candle::Result<usize> {
+        let dense = ExpectedCalls {
+            q_heads: config.q_heads,
+            dtype,
+            batch: sequences,
+            query_len: rows,
+            max_pages: columns,
+            ragged: true,
+            per_head_tables: false,
+            window: None,
+            softcap: None,
+            softmax_scale: None,
+        };
+        let mut kernels = self.kv.warm_up(&dense)?;
+        if config.has_sparse_layers() {
+            let max_pages = columns.min(config.indexer.top_blocks);
+            let sparse = ExpectedCalls { batch: rows, query_len: 1, max_pages, ragged: false, per_head_tables: true, ..dense };
+            kernels += self.kv.warm_up(&sparse)?;
+        }
+        Ok(kernels)
     }
 
     /// Writes the rows' index keys `[rows, index_head_dim]` to their slots.

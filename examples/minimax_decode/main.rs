@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<bool> {
         return run_attention(args, &devices);
     }
     let Some(dir) = &args.model else {
-        let config = synthetic::config();
+        let config = if args.real_heads { synthetic::real_heads() } else { synthetic::config() };
         limits::check(args, &config)?;
         let dir = tempfile::tempdir()?;
         synthetic::write(dir.path(), &config, args.seed)?;
@@ -103,6 +103,7 @@ fn serve_options(args: &Args, model: &Model, mtp_rows: usize) -> ServeOptions {
         pages: None,
         sampling: args.sampling(),
         keep_logits: false,
+        compare_attention: args.compare_attention,
     }
 }
 
@@ -115,11 +116,15 @@ fn run_check(args: &Args, model: &Model, file: &Path) -> Result<bool> {
     let passes = comparisons.iter().all(check::Comparison::passes);
     let rope = format!("{:?}", args.rope_dtype(model.config.bf16));
     let hint = if passes { None } else { failed_check_hint(args, &model.config) };
+    let device = model.devices.name()?;
     if args.json {
         let prompts: Vec<_> = comparisons.iter().map(report::comparison_json).collect();
-        println!("{}", json!({ "kv": args.kv().name(), "rope": rope, "passes": passes, "hint": hint, "prompts": prompts }));
+        println!(
+            "{}",
+            json!({ "device": device, "kv": args.kv().name(), "rope": rope, "passes": passes, "hint": hint, "prompts": prompts })
+        );
     } else {
-        println!("RoPE frequencies in {rope}; KV in {}", args.kv().name());
+        println!("on {device}; RoPE frequencies in {rope}; KV in {}", args.kv().name());
         comparisons.iter().enumerate().for_each(|(index, comparison)| println!("{}", report::comparison_text(index, comparison)));
         hint.iter().for_each(|hint| println!("hint: {hint}"));
     }

@@ -9,7 +9,7 @@ use super::batch::{SequenceRows, Step};
 use super::checkpoint::Checkpoint;
 use super::config::Config;
 use super::kv::Memory;
-use super::meter::Meter;
+use super::meter::Recorder;
 use super::mlp::{Mlp, linear};
 use super::moe::Moe;
 use super::norm::RmsNorm;
@@ -69,11 +69,11 @@ impl Model {
     }
 
     /// Appends the sequences' new tokens to `memory`; logits F32 `[rows that need them, vocab]`.
-    pub fn forward(&self, sequences: &[SequenceRows], memory: &Memory, meter: &mut Meter) -> Result<Tensor> {
+    pub fn forward(&self, sequences: &[SequenceRows], memory: &Memory, recorder: &mut Recorder) -> Result<Tensor> {
         let step = Step::new(sequences, &self.frequencies, self.dtype, &self.devices.model)?;
         let mut x = self.embed.forward(&step.tokens)?;
         for layer in &self.layers {
-            x = layer.forward(&x, &step, memory, meter)?;
+            x = layer.forward(&x, &step, memory, recorder)?;
         }
         if step.logit_rows.elem_count() == 0 {
             return Tensor::zeros((0, self.config.vocab_size), DType::F32, &self.devices.model);
@@ -98,8 +98,8 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &Step<'_>, memory: &Memory, meter: &mut Meter) -> Result<Tensor> {
-        let x = (self.attention.forward(&self.input_norm.forward(x)?, step, memory, meter)? + x)?;
+    fn forward(&self, x: &Tensor, step: &Step<'_>, memory: &Memory, recorder: &mut Recorder) -> Result<Tensor> {
+        let x = (self.attention.forward(&self.input_norm.forward(x)?, step, memory, recorder)? + x)?;
         let normed = self.post_norm.forward(&x)?;
         let fed = match &self.feed_forward {
             FeedForward::Dense(mlp) => mlp.forward(&normed)?,

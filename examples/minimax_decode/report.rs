@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::attention_only::AttentionTimes;
 use super::check::{Comparison, TOLERANCE};
+use super::meter::Meter;
 use super::scheduler::{Phase, Stats};
 
 /// One decoding run.
@@ -42,7 +43,7 @@ impl Pass {
 
     /// Prefill, steps and acceptance.
     pub fn details(&self) -> String {
-        let Stats { prefill, decode, drafted, accepted } = &self.stats;
+        let Stats { prefill, decode, drafted, accepted, .. } = &self.stats;
         let prefill = match per_second(prefill.rows as f64, prefill.time) {
             Some(rate) => format!("{} with prompt chunks at {rate:.0} rows/s", count(prefill.steps, "step")),
             None => "no step with prompt chunks".to_string(),
@@ -70,6 +71,39 @@ impl Pass {
         format!("{}: {tokens:.1} tokens/s, attention {:.1}% of the time{kv}", self.name(), 100.0 * share)
     }
 
+    /// The attention kernels of a decode step and the layers that they run in.
+    pub fn kernels(&self) -> String {
+        let mut runs: Vec<(&str, usize, usize)> = vec![];
+        for (layer, kernel) in self.stats.kernels.iter().enumerate() {
+            match runs.last_mut() {
+                Some((same, _, last)) if same == kernel => *last = layer,
+                _ => runs.push((kernel, layer, layer)),
+            }
+        }
+        let layers = |first, last| if first == last { format!("layer {first}") } else { format!("layers {first} to {last}") };
+        let runs: Vec<_> = runs.into_iter().map(|(kernel, first, last)| format!("{kernel} in {}", layers(first, last))).collect();
+        let warm_up =
+            self.stats.warm_up.map(|(kernels, time)| format!("{} ready after {:.1} s; ", count(kernels, "kernel"), time.as_secs_f64()));
+        let warm_up = warm_up.unwrap_or_default();
+        format!(
+            "{}: {warm_up}decode steps attend by {}",
+            self.name(),
+            if runs.is_empty() { "nothing".to_string() } else { runs.join(", ") }
+        )
+    }
+
+    /// How an attention call of the decode steps compares with the same call by itself, where that was measured.
+    pub fn comparison(&self) -> Option<String> {
+        let Stats { decode, alone, .. } = &self.stats;
+        let micros = |meter: &Meter| (meter.calls > 0).then(|| meter.time.as_secs_f64() * 1e6 / meter.calls as f64);
+        let (inside, alone) = (micros(&decode.attention)?, micros(alone)?);
+        Some(format!(
+            "{}: attention takes {inside:.1} us a layer, the same call by itself {alone:.1} us: {:.2}x",
+            self.name(),
+            ratio(inside, alone)
+        ))
+    }
+
     /// What the words of these passes mean.
     pub fn legend(passes: &[Self]) -> String {
         let mut text =
@@ -89,6 +123,10 @@ impl Pass {
             "tokens_per_second": self.tokens_per_second(),
             "attention_share": self.attention_share(),
             "kv_bytes_per_second": self.kv_read_rate(),
+            "kernels": self.stats.kernels,
+            "attention_calls": self.stats.decode.attention.calls,
+            "alone_seconds": self.stats.alone.time.as_secs_f64(),
+            "alone_calls": self.stats.alone.calls,
             "drafted": self.stats.drafted,
             "accepted": self.stats.accepted,
             "decode": phase_json(&self.stats.decode),
@@ -182,7 +220,10 @@ mod tests {
         assert!(idle.json()["tokens_per_second"].is_null());
         let decode = Phase { steps: 1, rows: 2, tokens: 2, time: Duration::from_secs(1), ..Phase::default() };
         let stats = Stats { decode, drafted: 1, accepted: 0, ..Stats::default() };
+        let kernels = ["a", "b", "b"].map(String::from).to_vec();
+        let stats = Stats { kernels, ..stats };
         let verify = Pass { mtp_rows: 2, stats };
+        assert_eq!(verify.kernels(), "MTP2: decode steps attend by a in layer 0, b in layers 1 to 2");
         assert_eq!(verify.details(), "MTP2: no step with prompt chunks; 1 decode step for 2 tokens; 0 of 1 draft accepted (0%)");
         assert!(verify.summary().contains("2.0 tokens/s"));
         assert!(Pass::legend(&[verify]).ends_with("up to 1 drafted token"));

@@ -8,7 +8,7 @@ use candle_paged_attn::cache::{Append, PagePool, SeqId};
 
 use super::batch::SequenceRows;
 use super::kv::{KvKind, Memory};
-use super::meter::Meter;
+use super::meter::{Meter, Recorder};
 use super::model::Model;
 use super::mtp::draft;
 use super::sampling::Sampling;
@@ -51,6 +51,8 @@ pub struct ServeOptions {
     pub pages: Option<usize>,
     pub sampling: Sampling,
     pub keep_logits: bool,
+    /// Make the attention calls of one decode step again, each by itself.
+    pub compare_attention: bool,
 }
 
 /// Steps of one kind.
@@ -65,7 +67,7 @@ pub struct Phase {
     pub attention: Meter,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// Steps that carried a chunk of a prompt (and perhaps decodes beside it).
     pub prefill: Phase,
@@ -73,6 +75,12 @@ pub struct Stats {
     pub decode: Phase,
     pub drafted: usize,
     pub accepted: usize,
+    /// Kernels that were compiled or loaded before the first request, and the time that took.
+    pub warm_up: Option<(usize, Duration)>,
+    /// The kernel of each layer's attention in a step of decodes alone.
+    pub kernels: Vec<String>,
+    /// The attention calls of one such step, each made by itself, where that was asked for.
+    pub alone: Meter,
 }
 
 pub struct Scheduler<'a> {
@@ -144,9 +152,12 @@ impl<'a> Scheduler<'a> {
         let most = needs.last().copied().unwrap_or(0);
         ensure!(most <= pages, "pages: the longest request needs {most}, the cache has {pages}");
         let memory = Memory::new(&model.config, options.kv, pages, options.page_size, model.dtype, &model.devices)?;
+        let start = Instant::now();
+        let kernels = memory.warm_up(&model.config, model.dtype, options.max_batch, options.max_rows, most)?;
+        let stats = Stats { warm_up: (kernels > 0).then(|| (kernels, start.elapsed())), ..Stats::default() };
         let pool = PagePool::new(pages, options.page_size)?;
         let waiting = requests.iter().cloned().enumerate().collect();
-        Ok(Self { model, options, memory, pool, waiting, running: vec![], stats: Stats::default() })
+        Ok(Self { model, options, memory, pool, waiting, running: vec![], stats })
     }
 
     pub fn is_idle(&self) -> bool {
@@ -160,8 +171,9 @@ impl<'a> Scheduler<'a> {
         let turns = self.turns();
         let prefills = turns.iter().any(|turn| self.running[turn.running].uncached() > 1);
         let sequences = turns.iter().map(|turn| self.append(turn)).collect::<Result<Vec<_>>>()?;
-        let mut meter = Meter::default();
-        let logits = self.model.forward(&sequences, &self.memory, &mut meter)?.to_vec2::<f32>()?;
+        let explains = !prefills && self.stats.kernels.is_empty();
+        let mut recorder = Recorder::new(explains, explains && self.options.compare_attention);
+        let logits = self.model.forward(&sequences, &self.memory, &mut recorder)?.to_vec2::<f32>()?;
         let mut logits = logits.into_iter();
         let (mut tokens, mut progress) = (0, 0);
         for (turn, sequence) in turns.iter().zip(&sequences) {
@@ -169,6 +181,14 @@ impl<'a> Scheduler<'a> {
             let new = self.settle(turn, logits)?;
             tokens += new;
             progress += new + self.running[turn.running].prompt_part(sequence);
+        }
+        let is_compared = recorder.repeats;
+        self.stats.kernels.append(&mut recorder.kernels);
+        self.stats.alone.add(&recorder.alone);
+        let meter = recorder.finish()?;
+        // A step whose calls were made again says nothing of speed.
+        if is_compared {
+            return Ok(StepOutcome { progress, done: self.release()? });
         }
         let phase = if prefills { &mut self.stats.prefill } else { &mut self.stats.decode };
         phase.steps += 1;

@@ -46,6 +46,12 @@ pub fn config() -> Config {
     }
 }
 
+/// [`config`] with the heads of the released model.
+pub fn real_heads() -> Config {
+    let indexer = IndexerConfig { heads: 4, head_dim: 128, block_size: 128, top_blocks: 16, local_blocks: 1 };
+    Config { hidden_size: 512, q_heads: 64, kv_heads: 4, head_dim: 128, rotary_dim: 64, indexer, ..config() }
+}
+
 /// Writes `config` with weights drawn from `seed` into `dir`: config.json, shards and their index.
 pub fn write(dir: &Path, config: &Config, seed: u64) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);

@@ -102,7 +102,7 @@ fn profiles(shape: &Shape, arch: &Arch, flags: Option<&[String]>) -> Result<Vec<
         Some(names) => with_flags(&chosen, named(names)?, arch),
         None => chosen,
     };
-    let plan = if shape.plan_free { HostPlan::free(&request) } else { HostPlan::new(&request, arch)? };
+    let plan = if shape.plan_free { HostPlan::free(&request, arch) } else { HostPlan::new(&request, arch)? };
     let tokens = shape.context_lens().iter().map(|&n| n.max(0) as usize).sum();
     let tasks = |s: &Selection| Tasks::new(&plan, shape.kv_heads, s.row_groups, kv_bytes(s, shape.kv_heads, tokens), problem.query_len);
     let mut profiles = vec![profile(generic.clone(), arch, &tasks(&generic))?];

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use candle::{DType, Device, Tensor};
 use candle_paged_attn::cache::KvDtype;
 #[cfg(feature = "rocm")]
@@ -33,7 +33,7 @@ use serde_json::{Map, Value, json};
 struct Args {
     /// The recorded call
     case: PathBuf,
-    /// Where it runs: rocm takes a build with --features rocm
+    /// Where it runs: rocm and cuda take a build with that feature
     #[arg(long, value_enum, default_value = "cpu")]
     backend: Backend,
     /// Where the output and the LSE are written: out and lse, F32 safetensors
@@ -66,8 +66,11 @@ impl Backend {
             #[cfg(feature = "rocm")]
             Self::Rocm => Ok(Runner::Rocm(RocmDevice::new(0).context("--backend rocm")?)),
             #[cfg(not(feature = "rocm"))]
-            Self::Rocm => bail!("--backend rocm: this build has no rocm kernels: build with --features rocm"),
-            Self::Cuda => bail!("--backend cuda: this build has no cuda kernels"),
+            Self::Rocm => anyhow::bail!("--backend rocm: this build has no rocm kernels: build with --features rocm"),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => Ok(Runner::Candle(Device::new_cuda(0).context("--backend cuda")?)),
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda => anyhow::bail!("--backend cuda: this build has no cuda kernels: build with --features cuda"),
         }
     }
 }
@@ -251,7 +254,8 @@ mod tests {
         let files = Files::new("failures");
         let missing = replay(&files.args(Backend::Cpu)).unwrap_err().to_string();
         assert!(missing.contains("case.safetensors"), "{missing}");
-        for backend in [Backend::Rocm, Backend::Cuda].into_iter().filter(|backend| !cfg!(feature = "rocm") || *backend == Backend::Cuda) {
+        let missing = [(Backend::Rocm, cfg!(feature = "rocm")), (Backend::Cuda, cfg!(feature = "cuda"))];
+        for (backend, _) in missing.into_iter().filter(|(_, is_built)| !is_built) {
             let message = replay(&files.args(backend)).unwrap_err().to_string();
             assert!(message.contains("--backend") && message.contains(backend.name()), "{message}");
         }
@@ -275,6 +279,26 @@ mod tests {
         std::fs::write(path, "text").unwrap();
         let message = testkit::errors::chain(&replay(&expecting).unwrap_err());
         assert!(message.contains("out.safetensors: not a safetensors file"), "{message}");
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn an_nvidia_gpu_gives_what_the_cpu_gives() {
+        if let Err(error) = Device::new_cuda(0) {
+            eprintln!("skipped: {}", error.to_string().lines().next().unwrap_or_default());
+            return;
+        }
+        let files = Files::new("cuda");
+        let mut args = files.args(Backend::Cpu);
+        case(DType::BF16).write(&args.case).unwrap();
+        replay(&args).unwrap();
+        (args.backend, args.expect) = (Backend::Cuda, args.out.take());
+        args.out = Some(files.0.join("cuda.safetensors"));
+        let line = replay(&args).unwrap();
+        assert_eq!(line["backend"], "cuda");
+        assert!(line["expect_error"].as_f64().unwrap() < 2e-2, "{line}");
+        args.expect = args.out.take();
+        assert_eq!(replay(&args).unwrap()["expect_error"], 0.0, "the same bits again");
     }
 
     #[cfg(feature = "rocm")]

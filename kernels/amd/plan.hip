@@ -1,4 +1,4 @@
-// Root of the planner. PA_KERNEL: its name; PA_BUCKET: rows it has room for; PA_MIN_MAX; PA_RAGGED.
+// Root of the planner. PA_KERNEL: its name; PA_BUCKET: rows it has room for; PA_TILE: tokens of a tile; PA_MIN_MAX; PA_RAGGED.
 #include "../common/planner.h"
 
-PA_ENTRY(pa::PLANNER_THREADS) PA_KERNEL(pa::PlanArgs args) { pa::plan<PA_BUCKET, PA_MIN_MAX, PA_RAGGED>(args); }
+PA_ENTRY(pa::PLANNER_THREADS) PA_KERNEL(pa::PlanArgs args) { pa::plan<PA_BUCKET, PA_TILE, PA_MIN_MAX, PA_RAGGED>(args); }

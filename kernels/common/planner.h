@@ -7,30 +7,29 @@
 namespace pa {
 
 constexpr int PLANNER_THREADS = 256, PLANNER_WAVES = PLANNER_THREADS / WAVE;
-constexpr unsigned TILE_TOKENS = 256;
-// Tiles of the longest row, 2^31 tokens. Every tile count and number of slots is exact in F32.
-constexpr unsigned MAX_TILES = 1u << 23;
+// Tokens of a tile are 128 or 256, so the longest row, of 2^31 tokens, has so many tiles at most. Every tile count and number of slots is exact in F32.
+constexpr unsigned MAX_TILES = 1u << 24;
 
 struct Tiles {
     unsigned first, count;
 };
 
 // The tiles of a row whose `query` new tokens are the last of its `context`. `window` 0: none.
-PA_DEVICE Tiles tile_range(int context, int query, int window) {
+template <unsigned TILE> PA_DEVICE Tiles tile_range(int context, int query, int window) {
     if (context <= 0 || query <= 0) return {0, 0};
     unsigned tokens = context, reach = (unsigned)window + query - 1;
-    unsigned first = window > 0 && tokens > reach ? (tokens - reach) / TILE_TOKENS : 0;
-    return {first, (tokens + TILE_TOKENS - 1) / TILE_TOKENS - first};
+    unsigned first = window > 0 && tokens > reach ? (tokens - reach) / TILE : 0;
+    return {first, (tokens + TILE - 1) / TILE - first};
 }
 
-template <bool RAGGED> PA_DEVICE Tiles row_tiles(const PlanArgs &args, int row) {
+template <unsigned TILE, bool RAGGED> PA_DEVICE Tiles row_tiles(const PlanArgs &args, int row) {
     if (row >= args.rows) return {0, 0};
     int query = args.query_len;
     if (RAGGED) {
         int sequence = row / args.heads_per_row;
         query = args.query_start[sequence + 1] - args.query_start[sequence];
     }
-    return tile_range(args.context_lens[row], query, args.window);
+    return tile_range<TILE>(args.context_lens[row], query, args.window);
 }
 
 // ceil(tiles / bound): a guess off by at most one, and its remainder.
@@ -90,12 +89,12 @@ template <int BUCKET> PA_DEVICE MinMaxRule min_max_rule(const PlanArgs &args, co
         filled += rows[i] > 0;
         longest = max_of(longest, rows[i]);
     }
-    total = wave_sum(total);  // at most 256 rows of 2^23
+    total = wave_sum(total) - 1;  // of at most 256 rows of 2^24: with the last one, too much for 32 bits
     filled = wave_sum(filled);
     longest = wave_max(longest);
     if (filled == 0 || capacity <= filled) return {MAX_TILES, args.max_partitions};
     unsigned spare = capacity - filled;
-    unsigned low = min_of((total + capacity - 1) / capacity, longest), high = min_of((total + spare - 1) / spare, longest);
+    unsigned low = min_of(total / capacity, longest - 1) + 1, high = min_of(total / spare, longest - 1) + 1;
     while (low < high) {
         MinMaxRule rule(low + (high - low) / 2, args.max_partitions);
         unsigned tasks = 0;
@@ -141,12 +140,12 @@ PA_DEVICE WorkInfo task(int row, unsigned index, unsigned count, Tiles range) {
     return {row, (int)(range.first + start), (int)(range.first + end), (int)index};
 }
 
-// Plans for at most BUCKET rows (a power of two; at most 256 with MIN_MAX).
-template <int BUCKET, bool MIN_MAX, bool RAGGED> PA_DEVICE void plan(const PlanArgs &args) {
+// Plans in tiles of TILE tokens for at most BUCKET rows (a power of two; at most 256 with MIN_MAX).
+template <int BUCKET, unsigned TILE, bool MIN_MAX, bool RAGGED> PA_DEVICE void plan(const PlanArgs &args) {
     static_assert((BUCKET & (BUCKET - 1)) == 0 && (!MIN_MAX || BUCKET <= PLANNER_THREADS), "rows of a planner");
     PA_SHARED unsigned first[BUCKET], tiles[BUCKET], slots[BUCKET], parts[2][PLANNER_WAVES];
     for (int row = thread(); row < BUCKET; row += PLANNER_THREADS) {
-        Tiles range = row_tiles<RAGGED>(args, row);
+        Tiles range = row_tiles<TILE, RAGGED>(args, row);
         first[row] = range.first;
         tiles[row] = range.count;
     }

@@ -7,8 +7,8 @@ namespace pa {
 
 // First row of q of a sequence in a ragged batch, and how many: whatever the starts say, among the `rows` that there are.
 __device__ __forceinline__ int2 ragged_queries(const int* query_start, int sequence, int rows) {
-    const int first = min(max(query_start[sequence], 0), rows);
-    return {first, min(max(query_start[sequence + 1], first), rows) - first};
+    const int first = min(max(reload_record(query_start + sequence), 0), rows);
+    return {first, min(max(reload_record(query_start + sequence + 1), first), rows) - first};
 }
 
 // What a merged row still needs.
@@ -54,23 +54,29 @@ struct Joined {
     }
 };
 
-// Four channels of a row of the CTA's own state: the groups' together.
-template <class T>
-__device__ __forceinline__ Joined join_groups(const float* merge, int row, int channel) {
+// N pieces of four channels of a row of the CTA's own state, STEP pieces apart (the last one again past it): the groups' together.
+template <class T, int N, int STEP>
+__device__ __forceinline__ void join_groups(Joined (&all)[N], const float* merge, int row, int piece) {
     const float2* ml = reinterpret_cast<const float2*>(merge + T::MERGE_ENDS) + row;
-    Joined all;
+    float2 part[T::GROUPS];
+    float most = neg_inf(), sum = 0.0f, weight[T::GROUPS];
 #pragma unroll
-    for (int group = 0; group < T::GROUPS; group++) all.max = fmaxf(all.max, ml[group * T::ROWS].x);
-    const float base = all.max == neg_inf() ? 0.0f : all.max;
+    for (int group = 0; group < T::GROUPS; group++) part[group] = ml[group * T::ROWS], most = fmaxf(most, part[group].x);
+    const float base = most == neg_inf() ? 0.0f : most;
 #pragma unroll
-    for (int group = 0; group < T::GROUPS; group++) {
-        const float2 part = ml[group * T::ROWS];
-        const float weight = exp2_fast(part.x - base);
-        const float4 x = *reinterpret_cast<const float4*>(merge + (group * T::ROWS + row) * T::MERGE_ROW + T::merge_channel(channel));
-        all.sum += part.y * weight;
-        all.o.x += x.x * weight, all.o.y += x.y * weight, all.o.z += x.z * weight, all.o.w += x.w * weight;
+    for (int group = 0; group < T::GROUPS; group++) weight[group] = exp2_fast(part[group].x - base), sum += part[group].y * weight[group];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        all[i] = {most, sum};
+        const int channel = min((piece + i * STEP) * 4, T::HEAD_DIM - 4);
+        const float* o = merge + row * T::MERGE_ROW + T::merge_channel(channel);
+#pragma unroll
+        for (int group = 0; group < T::GROUPS; group++) {
+            const float4 x = *reinterpret_cast<const float4*>(o + group * T::ROWS * T::MERGE_ROW);
+            all[i].o.x += x.x * weight[group], all[i].o.y += x.y * weight[group];
+            all[i].o.z += x.z * weight[group], all[i].o.w += x.w * weight[group];
+        }
     }
-    return all;
 }
 
 // Stores four channels of an output row, and its LSE beside channel 0.

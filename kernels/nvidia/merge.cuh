@@ -45,19 +45,27 @@ __device__ __forceinline__ void merge_task(const CudaTileArgs& p, const Task& ta
     const int rows = active ? min(task.rows - task.first_row, T::ROWS) : 0;
     const Segment segment = segment_of<T>(info, blockIdx.x);
     if constexpr (T::CLUSTER == 1) {
-#pragma unroll 2
-        for (int item = thread; item < rows * PIECES; item += T::THREADS) {
-            const int row = item / PIECES, channel = item % PIECES * 4;
-            store_merged<T>(p, task, segment, task.first_row + row, channel, join_groups<T>(merge, row, channel));
+        // Eight threads or more to a row, each with its weights: shared memory is read before anything is stored, in whole lines.
+        constexpr int AT_ONCE = T::THREADS / T::ROWS >= 16 ? 16 : 8, N = (PIECES + AT_ONCE - 1) / AT_ONCE;
+        for (int row = thread / AT_ONCE; row < rows; row += T::THREADS / AT_ONCE) {
+            const int piece = thread % AT_ONCE;
+            Joined all[N];
+            join_groups<T, N, AT_ONCE>(all, merge, row, piece);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const int at = piece + i * AT_ONCE;
+                if (at < PIECES) store_merged<T>(p, task, segment, task.first_row + row, at * 4, all[i]);
+            }
         }
     } else {
         constexpr int OWN = T::GROUPS * T::ROWS * T::MERGE_ROW, OWN_ENDS = T::MERGE_ENDS + T::GROUPS * T::ROWS * 2;
 #pragma unroll 1
         for (int item = thread; item < rows * PIECES; item += T::THREADS) {
             const int row = item / PIECES, channel = item % PIECES * 4;
-            const Joined own = join_groups<T>(merge, row, channel);
-            *reinterpret_cast<float4*>(merge + OWN + row * T::MERGE_ROW + channel) = own.o;
-            if (channel == 0) *reinterpret_cast<float2*>(merge + OWN_ENDS + row * 2) = {own.max, own.sum};
+            Joined own[1];
+            join_groups<T, 1, 1>(own, merge, row, channel / 4);
+            *reinterpret_cast<float4*>(merge + OWN + row * T::MERGE_ROW + channel) = own[0].o;
+            if (channel == 0) *reinterpret_cast<float2*>(merge + OWN_ENDS + row * 2) = {own[0].max, own[0].sum};
         }
         sync_cluster();
         const u32 outs = smem_address(merge + OWN), ends = smem_address(merge + OWN_ENDS);

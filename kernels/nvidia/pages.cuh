@@ -32,13 +32,15 @@ struct PageIds {
     const int* table;
     u32 last_page, ids, next;
 
-    __device__ __forceinline__ u32 look_up(int token) const { return min(u32(table[u32(token) / u32(T::PAGE_SIZE)]), last_page); }
+    __device__ __forceinline__ u32 look_up(int token) const {
+        return min(u32(reload_record(table + u32(token) / u32(T::PAGE_SIZE))), last_page);
+    }
 
     __device__ __forceinline__ u32 fetch(const Task& task, int group, int chunk, int lane) const {
         const int sub = lane % SUB;
         const int token = task.begin + (group + (chunk + lane / SUB) * T::GROUPS) * T::CHUNK + sub * T::PAGE_SIZE;
         // Page ids do not wait for the context's length: entries past it are in the table, hold anything, and are not used.
-        const bool owned = token < task.table_end && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
+        const bool owned = u32(token) < u32(task.table_end) && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
         return owned ? look_up(token) : 0;
     }
 
@@ -68,6 +70,27 @@ struct PageIds {
         }
     }
 };
+
+// Brings the first chunk of a group into the L2, runs of neighbouring tokens at once: a hint.
+template <class T>
+__device__ __forceinline__ void hint_first_chunk(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int group, int thread) {
+    constexpr i64 BYTES = T::Kv::BYTES;
+    const int token = task.begin + group * T::CHUNK;
+    const bool dense = p.key_stride.token == T::HEAD_DIM && p.value_stride.token == T::HEAD_DIM;
+    const int run = dense ? T::CHUNK / PageIds<T>::SUB : 1;
+    const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES;
+    const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES;
+#pragma unroll
+    for (int step = 0; step < T::CHUNK; step += T::GROUP_THREADS) {
+        const int row = (step + thread) % T::CHUNK, t = token + row;
+        const bool issues = step + thread < T::CHUNK && row % run == 0 && t >= task.first_token && t < task.end;
+        const i64 page = pages.page(0, token, row, issues);
+        const int in_page = u32(t) % u32(T::PAGE_SIZE), bytes = min(run, task.end - t) * T::ROW_BYTES;
+        if (!issues) continue;
+        prefetch_l2(k + (page * p.key_stride.page + in_page * p.key_stride.token) * BYTES, bytes);
+        prefetch_l2(v + (page * p.value_stride.page + in_page * p.value_stride.token) * BYTES, bytes);
+    }
+}
 
 // Copies a thread's piece of rows row0, row0 + STEP, ... of a chunk; zeros outside `first..end`.
 template <class T, bool VALUE, int STEP>

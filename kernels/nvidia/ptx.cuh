@@ -39,9 +39,12 @@ __device__ __forceinline__ float rcp_fast(float x) {
 // tanh to about 1e-6: tanh.approx is good to 2^-11 only, too coarse times a softcap of 50.
 __device__ __forceinline__ float tanh_fast(float x) { return 1.0f - 2.0f * rcp_fast(exp2_fast(x * (2.0f * LOG2E)) + 1.0f); }
 
-// Copies 16 bytes to shared memory, or zeros without reading where `owned` is false.
+// Copies 16 bytes to shared memory, or zeros without reading where `owned` is false. What is read once does not push the rest out of the L2.
 __device__ __forceinline__ void copy16(u32 dst, const void* src, bool owned) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(owned ? 16 : 0) : "memory");
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(owned ? 16 : 0), "l"(policy)
+                 : "memory");
 }
 
 // Copies 4 bytes, or a zero.
@@ -134,8 +137,31 @@ __device__ __forceinline__ Record load_record(const Record* p) {
     }
 }
 
+// A record of one or four integers as it is in the L2: what the L1 holds may be older than the wait for the kernel before.
+template <class Record>
+__device__ __forceinline__ Record reload_record(const Record* p) {
+    int4 x = {};
+    if constexpr (sizeof(Record) == 4) {
+        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x.x) : "l"(p) : "memory");
+        return static_cast<Record>(x.x);
+    } else {
+        static_assert(sizeof(Record) == 16, "one or four integers");
+        asm volatile("ld.relaxed.gpu.global.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
+        return {x.x, x.y, x.z, x.w};
+    }
+}
+
 // Brings a line into the L2 and its page into the TLBs: a hint, which neither faults nor orders anything.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// The same for `bytes`, a multiple of 16 like the address.
+__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#else
+    for (int at = 0; at < bytes; at += 128) prefetch_l2(static_cast<const u8*>(p) + at);
+#endif
+}
 
 // Orders this thread's writes to shared memory before what the tensor cores read of it after the next barrier.
 __device__ __forceinline__ void fence_async_proxy() {

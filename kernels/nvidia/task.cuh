@@ -18,20 +18,21 @@ __device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, int ro
     task.first_row = blockIdx.z * T::ROWS;
 }
 
-// The task of this CTA; false where its slot is padding or its rows are past the sequence's.
+// The task of this CTA; false where its slot is padding or its rows are past the sequence's. Whatever the records hold, the tokens that it names
+// and the table's row are there: it is read before its time too (see look_ahead).
 template <class T>
 __device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p) {
     task.slot = blockIdx.x;
-    const WorkInfo work = load_record<WorkInfo>(p.work + task.slot);
+    const WorkInfo work = reload_record(p.work + task.slot);
     if (u32(work.row) >= u32(p.plan_rows)) return false;
     locate<T>(task, p, work.row);
     // A length that the table has no lanes for ends with the table.
-    task.context = int(min(i64(p.context_lens[task.table_row]), i64(p.max_pages) * T::PAGE_SIZE));
+    task.context = int(min(i64(reload_record(p.context_lens + task.table_row)), i64(p.max_pages) * T::PAGE_SIZE));
     task.first_token = 0;
     if constexpr (T::Opt::WINDOW) task.first_token = max(task.context - task.query_len - p.window + 1, 0);
     task.begin = max(work.first_tile * T::TILE_TOKENS, task.first_token / T::CHUNK * T::CHUNK);
-    task.table_end = int(min(i64(work.end_tile) * T::TILE_TOKENS, i64(p.max_pages) * T::PAGE_SIZE));
-    task.end = int(min(i64(work.end_tile) * T::TILE_TOKENS, i64(task.context)));
+    task.table_end = int(max(min(i64(work.end_tile) * T::TILE_TOKENS, i64(p.max_pages) * T::PAGE_SIZE), i64(0)));
+    task.end = min(task.table_end, task.context);
     return task.first_row < task.rows;
 }
 

@@ -6,11 +6,24 @@
 
 namespace pa {
 
+// Brings near what a group reads first while the kernel before may still run: that may be writing the records, and all that is read here is read
+// again after the wait. Where it was measured to cost more than it brings there is none of it.
+template <class T>
+__device__ __forceinline__ void look_ahead(const CudaTileArgs& p, int group, int thread) {
+    Task task;
+    PageIds<T> pages;
+    if (T::TRANSPOSED || !PageIds<T>::WHOLE || p.plan_rows == 1 || !read_task<T>(task, p)) return;
+    pages.start(p, task, group, thread % 32);
+    hint_first_chunk<T>(p, task, pages, group, thread);
+}
+
 template <class T>
 __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     extern __shared__ __align__(1024) u8 smem[];
     float* merge = reinterpret_cast<float*>(smem);
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
+    const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
+    look_ahead<T>(p, group, thread % T::GROUP_THREADS);
     wait_for_previous_kernel();
     const float k_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f;
     const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
@@ -20,7 +33,6 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     ReduceInfo info = {0, 0};
     if (active) {
         info = load_record<ReduceInfo>(p.reduce + task.table_row);
-        const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
         const u32 base = smem_address(smem), own = base + group * T::GROUP_BYTES, query = base + T::GROUPS * T::GROUP_BYTES;
         // The reducer starts up while this CTA merges and stores.
         if constexpr (T::TRANSPOSED) {

@@ -32,6 +32,11 @@ struct F16 {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
+    static __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+        u32 r;
+        asm("mul.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+        return r;
+    }
     static __device__ __forceinline__ float2 unpack(u32 x) {
         float2 r;
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(r.x), "=f"(r.y) : "r"(x));

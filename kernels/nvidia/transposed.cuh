@@ -19,6 +19,7 @@ struct TransposedState {
     float scale;       // positive factor that turns scores into log2 units
     float cap;         // with a softcap: what a score is multiplied by before its tanh
     float v_most;      // per-token scales: the largest |v_scale| so far, the unit of the output
+    float v_unit;      // 1 / v_most
 };
 
 // -inf can be multiplied by it.
@@ -109,19 +110,26 @@ __device__ __forceinline__ void widen_values(u32 (&a)[T::CHUNK / 16][2][4], u32 
 
 // What the lane's two tokens multiply: their scores on the way to log2 units, and their probabilities.
 struct TokenFactors {
-    float2 score, probability;
+    float2 score;
+    u32 probability[2];  // in both halves
 };
+
+// Bases are lifted where the probabilities of a lane's two tokens add up to more than this: then none is more than 2^8, which F16 holds.
+constexpr float MOST_PROBABILITY = 256.0f;
 
 // Scores that are -inf once multiplied, for tokens that a row does not attend.
 template <class T>
 __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], float2 factor, const CudaTileArgs& p, const Task& task,
                                                 int token, int t) {
+    // Kept from being computed ahead for every row: few chunks come here.
+    int first = task.first_row + 2 * t;
+    asm volatile("" : "+r"(first));
     const float least[2] = {factor.x < 0.0f ? -neg_inf() : neg_inf(), factor.y < 0.0f ? -neg_inf() : neg_inf()};
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int row = task.first_row + 8 * n + 2 * t + i % 2, at = token + i / 2 * 8;
+            const int row = first + 8 * n + i % 2, at = token + i / 2 * 8;
             const int newest = task.context - task.query_len + min(row, task.rows - 1) / T::GROUP;
             bool attended = at <= min(newest, task.end - 1);
             if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
@@ -135,7 +143,7 @@ template <class T>
 __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& state, float (&add)[T::ROWS / 8][2], const float (&s)[T::ROWS / 8][4],
                                                     const TokenFactors& factors, u32 probabilities, int warp, int lane) {
     const int row = 16 * warp + (lane & 15);
-    float most = neg_inf();
+    float most = 0.0f;
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n += 2) {
         u32 words[4];
@@ -143,18 +151,21 @@ __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& st
         for (int j = 0; j < 2; j++) {
             float y[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                y[i] = s[n + j][i] * (i < 2 ? factors.score.x : factors.score.y) - state.base[n + j][i % 2];
-                most = fmaxf(most, y[i]);
-                y[i] = exp2_fast(y[i]);
+            for (int i = 0; i < 4; i++) y[i] = exp2_fast(__fmaf_rn(s[n + j][i], i < 2 ? factors.score.x : factors.score.y, -state.base[n + j][i % 2]));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                add[n + j][e] = y[e] + y[2 + e];
+                most = fmaxf(most, add[n + j][e]);
             }
-            add[n + j][0] = y[0] + y[2], add[n + j][1] = y[1] + y[3];
-            const float2 unit = factors.probability;
-            words[2 * j] = F16::pack(y[0] * unit.x, y[1] * unit.x), words[2 * j + 1] = F16::pack(y[2] * unit.y, y[3] * unit.y);
+            words[2 * j] = F16::pack(y[0], y[1]), words[2 * j + 1] = F16::pack(y[2], y[3]);
+            if constexpr (T::PER_TOKEN) {
+                words[2 * j] = F16::multiply(words[2 * j], factors.probability[0]);
+                words[2 * j + 1] = F16::multiply(words[2 * j + 1], factors.probability[1]);
+            }
         }
         store_matrices(probabilities + row * 128 + (((n + (lane >> 4)) ^ (row & 7)) << 4), words);
     }
-    return most > 8.0f;
+    return most > MOST_PROBABILITY;
 }
 
 // Lifts the bases to the maximum of the group's chunk, and the output and the sums with them.
@@ -200,27 +211,27 @@ __device__ __forceinline__ TokenFactors token_factors(TransposedState<T>& state,
     const u32 v_scales = scales + T::SCALE_BYTES;
     const float2 v = {__uint_as_float(load_shared4(v_scales + token * 4)), __uint_as_float(load_shared4(v_scales + token * 4 + 32))};
     const float2 all = load_shared_float2(v_scales + lane * 8);
-    float most = fmaxf(state.v_most, fmaxf(fabsf(all.x), fabsf(all.y)));
+    float most = fmaxf(fabsf(all.x), fabsf(all.y));
+    if (__any_sync(FULL_WARP, most > state.v_most)) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, step));
-    if (most > state.v_most) {
+        for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, step));
         const float ratio = state.v_most / most;
 #pragma unroll
         for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) state.o[0][n][i] *= ratio, state.o[1][n][i] *= ratio;
         }
-        state.v_most = most;
+        state.v_most = most, state.v_unit = 1.0f / most;
     }
-    const float unit = rcp_fast(most);
-    return {k, {v.x * unit, v.y * unit}};
+    const float x = v.x * state.v_unit, y = v.y * state.v_unit;
+    return {k, {F16::pack(x, x), F16::pack(y, y)}};
 }
 
-// What lies between the scores and the softmax: scales, the cap, the mask. 
+// What lies between the scores and the softmax: scales, the cap, the mask.
 template <class T>
 __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task,
                                                      int token, u32 scales, int warp, int lane) {
-    TokenFactors factors = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    TokenFactors factors = {{1.0f, 1.0f}, {0, 0}};
     if constexpr (T::PER_TOKEN) factors = token_factors<T>(state, scales, warp, lane);
     if constexpr (T::Opt::SOFTCAP) {
 #pragma unroll
@@ -264,7 +275,7 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
         fence_async_proxy();
         __syncthreads();
     }
-    state.v_most = 1e-30f;
+    state.v_most = 1e-30f, state.v_unit = 1e30f;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll

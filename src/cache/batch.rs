@@ -15,6 +15,8 @@ pub struct Batch {
     pub block_tables: Tensor,
     /// U32 `[batch]`: tokens in the cache, the new ones included.
     pub context_lens: Tensor,
+    /// Tokens of the longest append.
+    pub max_query_len: usize,
     /// Tokens of a page, as the pool counted when it made slots and tables.
     pub page_size: usize,
 }
@@ -46,6 +48,7 @@ impl PagePool {
             query_start: Tensor::from_vec(starts, step.len() + 1, device)?,
             block_tables: Tensor::from_vec(ids, (step.len(), columns), device)?,
             context_lens: Tensor::from_vec(lens, step.len(), device)?,
+            max_query_len: step.iter().map(|(_, append)| append.slots.len()).max().unwrap_or(0),
             page_size: self.page_size(),
         })
     }

@@ -10,6 +10,7 @@ mod pool;
 mod prefix;
 mod rows;
 mod store;
+mod warm_up;
 mod write;
 
 pub use batch::Batch;
@@ -18,6 +19,7 @@ pub use gather::gather;
 pub use layout::{CacheDims, CacheLayout, KvDtype, KvStrides, MXFP4_BLOCK};
 pub use pool::{Append, NO_PAGE, PagePool, SeqId};
 pub use store::{CacheConfig, LayerCache, PagedKvCache, Placement, Quantization};
+pub use warm_up::ExpectedCalls;
 pub use write::reshape_and_cache;
 
 pub(crate) use form::{check_bounds, shares_storage};

@@ -9,7 +9,7 @@ mod capture;
 mod file;
 mod record;
 
-#[cfg(feature = "rocm")]
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) use record::is_recording;
 pub(crate) use record::{check_recorder, maybe_record};
 
@@ -72,33 +72,14 @@ impl Case {
 
     /// The same call with every tensor on `device`.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let moved = |tensor: &Option<Tensor>| tensor.as_ref().map(|t| t.to_device(device)).transpose();
-        let scale = |scale: &KvScale| match scale {
-            KvScale::Tensor(t) => Ok(KvScale::Tensor(t.to_device(device)?)),
-            other => Ok::<_, candle::Error>(other.clone()),
-        };
-        let options = &self.options;
         Ok(Self {
             q: self.q.to_device(device)?,
             key_cache: self.key_cache.to_device(device)?,
             value_cache: self.value_cache.to_device(device)?,
             block_tables: self.block_tables.to_device(device)?,
             context_lens: self.context_lens.to_device(device)?,
-            options: DecodeOptions {
-                sinks: moved(&options.sinks)?,
-                k_scale: scale(&options.k_scale)?,
-                v_scale: scale(&options.v_scale)?,
-                query_start: moved(&options.query_start)?,
-                plan: match &options.plan {
-                    PlanChoice::Given(plan) => {
-                        let records = (plan.work_info().to_device(device)?, plan.reduce_info().to_device(device)?);
-                        PlanChoice::Given(DecodePlan::from_tensors(records.0, records.1)?)
-                    }
-                    other => other.clone(),
-                },
-                ..options.clone()
-            },
-            expected: moved(&self.expected)?,
+            options: options_on(&self.options, device)?,
+            expected: self.expected.as_ref().map(|t| t.to_device(device)).transpose()?,
         })
     }
 
@@ -116,6 +97,29 @@ impl Case {
         let errors = out.iter().zip(&expected).map(|(&a, &b)| distance(a, b));
         Ok(Some(errors.fold(0.0, f32::max)))
     }
+}
+
+/// `options` with every tensor on `device`.
+pub(crate) fn options_on(options: &DecodeOptions, device: &Device) -> Result<DecodeOptions> {
+    let moved = |tensor: &Option<Tensor>| tensor.as_ref().map(|t| t.to_device(device)).transpose();
+    let scale = |scale: &KvScale| match scale {
+        KvScale::Tensor(t) => Ok(KvScale::Tensor(t.to_device(device)?)),
+        other => Ok::<_, candle::Error>(other.clone()),
+    };
+    Ok(DecodeOptions {
+        sinks: moved(&options.sinks)?,
+        k_scale: scale(&options.k_scale)?,
+        v_scale: scale(&options.v_scale)?,
+        query_start: moved(&options.query_start)?,
+        plan: match &options.plan {
+            PlanChoice::Given(plan) => {
+                let records = (plan.work_info().to_device(device)?, plan.reduce_info().to_device(device)?);
+                PlanChoice::Given(DecodePlan::from_tensors(records.0, records.1)?)
+            }
+            other => other.clone(),
+        },
+        ..options.clone()
+    })
 }
 
 /// `|a - b|` that is never NaN: 0 for two NaNs or equal infinities, infinite for anything else that is not finite.

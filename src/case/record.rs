@@ -36,7 +36,7 @@ pub(crate) fn maybe_record(
 }
 
 /// Whether calls are recorded: what has to be read back for that is worth it.
-#[cfg(feature = "rocm")]
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) fn is_recording() -> bool {
     RECORDER.is_some()
 }

@@ -9,9 +9,11 @@ use half::{bf16, f16};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, cuda_storage, meta, write_address};
+use super::record::maybe_record;
 use super::specialize;
 use super::strides::{self, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
+use crate::case;
 use crate::gpu::args::{CudaTileArgs, Paged, PlanArgs, ReduceArgs};
 use crate::gpu::launch::{self, LaunchShape};
 use crate::gpu::plan_shape::{PlanShape, clamp};
@@ -21,7 +23,7 @@ use crate::op::locks::Locks;
 use crate::op::shapes::Shapes;
 use crate::op::{CallSummary, PagedDecode};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
-use crate::plan::{HostPlan, PLANNER_THREADS, TILE_TOKENS};
+use crate::plan::{HostPlan, PLANNER_THREADS};
 use crate::registry::{self, Problem, ScaleMode, Selection, block_rows};
 
 /// A tensor's storage with its layout.
@@ -105,11 +107,11 @@ fn empty(dtype: DType, elements: usize, device: &CudaDevice) -> Result<CudaStora
 }
 
 /// Where a call's tasks come from.
-enum Plan {
+pub(super) enum Plan {
     /// Made or checked on the host, to be uploaded.
     Host(Arc<HostPlan>),
     /// In memory, or to be made there by the planner first.
-    Device { capacity: usize, made: bool },
+    Device { capacity: usize, made: bool, one_tile_tasks: bool },
     /// One task a row.
     Free,
 }
@@ -119,7 +121,7 @@ pub(crate) struct Decided {
     shapes: Shapes,
     /// New tokens of the longest sequence.
     query_len: usize,
-    selection: Selection,
+    pub selection: Selection,
     plan: Plan,
 }
 
@@ -136,13 +138,14 @@ struct Checked<'a> {
 
 impl<'a> Checked<'a> {
     fn new(op: &'a PagedDecode, q: Operand<'a>, key: Operand<'a>, value: Operand<'a>, out: Option<&Layout>) -> Result<Self> {
+        case::check_recorder()?;
         let device = &q.0.device;
         let (gpu, stream) = (Gpu::of(device)?, device.cuda_stream());
         let metas = [meta("q", q.0, q.1)?, meta("key_cache", key.0, key.1)?, meta("value_cache", value.0, value.1)?];
         let call = op.call(metas, out);
         let mut decided = if on_host(op)? { decide_on_host(op, &call, &gpu)? } else { decide_on_device(op, &call, &gpu, &stream)? };
         if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &op.options, &stream)? {
-            let problem = decided.problem(&call, &gpu);
+            let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
         Ok(Self { op, q, key, value, gpu, stream, decided })
@@ -179,47 +182,58 @@ fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaS
         (Some(_), Some(most)) => most.min(shapes.rows),
     };
     if options.validate && !is_capturing(stream)? {
-        validate(op, call, &shapes, query_len)?;
+        validate(op, call, gpu, &shapes, query_len)?;
     }
     let shape = plan_shape(&shapes, options, query_len);
-    let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
     let plan = match &options.plan {
         PlanChoice::Given(plan) => {
             if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
                 bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
             }
             match plan.work_info().device() {
-                Device::Cuda(_) => Plan::Device { capacity: plan.capacity(), made: true },
+                Device::Cuda(_) => Plan::Device {
+                    capacity: plan.capacity(),
+                    made: true,
+                    one_tile_tasks: plan.made_on_host().is_some_and(|plan| plan.longest_task() <= 1),
+                },
                 _ => Plan::Host(plan.host()?),
             }
         }
         PlanChoice::Free => Plan::Free,
-        PlanChoice::Default => match shape.capacity(&gpu.arch)? {
-            // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-            capacity if capacity > shape.rows() && !one_tile && shape.rows() <= PLANNER_THREADS => Plan::Device { capacity, made: false },
-            _ => Plan::Free,
-        },
+        PlanChoice::Default => default_plan(&shapes, &shape, gpu)?,
     };
-    let mut decided = Decided { shapes, query_len, selection: registry::select(&Problem::default(), &gpu.arch)?, plan };
-    decided.selection = registry::select(&decided.problem(call, gpu), &gpu.arch)?;
-    Ok(decided)
+    Decided::new(shapes, query_len, plan, call, gpu)
+}
+
+/// The plan of a call that gives none, its tables on the device.
+pub(super) fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
+    let tiles = table_tiles(shapes, gpu);
+    Ok(match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
+        // The planner's block has a row a thread; batches past that have more rows than slots are worth.
+        capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
+            Plan::Device { capacity, made: false, one_tile_tasks: shape.rows().saturating_mul(tiles) <= capacity }
+        }
+        _ => Plan::Free,
+    })
 }
 
 impl Decided {
-    fn plan_rows(&self) -> usize {
-        self.shapes.batch * if self.shapes.per_head { self.shapes.dims.kv_heads } else { 1 }
+    /// A call that is to run by `plan`; `query_len` is its longest query.
+    pub fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, gpu: &Gpu) -> Result<Self> {
+        let selection = registry::select(&plan.problem(&shapes, query_len, call, gpu), &gpu.arch)?;
+        Ok(Self { shapes, query_len, selection, plan })
     }
 
-    fn slots(&self) -> usize {
-        match &self.plan {
-            Plan::Host(plan) => plan.capacity(),
-            Plan::Device { capacity, .. } => *capacity,
-            Plan::Free => self.plan_rows(),
-        }
+    pub fn plan_rows(&self) -> usize {
+        plan_rows(&self.shapes)
+    }
+
+    pub fn slots(&self) -> usize {
+        self.plan.slots(&self.shapes)
     }
 
     /// Whether a row may have several tasks, whose results are merged.
-    fn is_split(&self) -> bool {
+    pub fn is_split(&self) -> bool {
         match &self.plan {
             Plan::Host(plan) => !plan.is_one_task_a_row(),
             Plan::Device { .. } => self.slots() > self.plan_rows(),
@@ -227,12 +241,42 @@ impl Decided {
         }
     }
 
-    fn problem(&self, call: &Call<'_>, gpu: &Gpu) -> Problem {
-        problem(&self.shapes, call, self.query_len, self.slots(), &gpu.arch)
+    /// Whether the planner makes the plan first.
+    pub fn is_planned_here(&self) -> bool {
+        matches!(self.plan, Plan::Device { made: false, .. })
     }
 }
 
-fn plan_shape(shapes: &Shapes, options: &DecodeOptions, query_len: usize) -> PlanShape {
+fn plan_rows(shapes: &Shapes) -> usize {
+    shapes.batch * if shapes.per_head { shapes.dims.kv_heads } else { 1 }
+}
+
+impl Plan {
+    fn slots(&self, shapes: &Shapes) -> usize {
+        match self {
+            Self::Host(plan) => plan.capacity(),
+            Self::Device { capacity, .. } => *capacity,
+            Self::Free => plan_rows(shapes),
+        }
+    }
+
+    /// The call as the registry sees it.
+    fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu) -> Problem {
+        let one_tile_tasks = match self {
+            Self::Host(plan) => plan.longest_task() <= 1,
+            Self::Device { one_tile_tasks, .. } => *one_tile_tasks,
+            Self::Free => table_tiles(shapes, gpu) <= 1,
+        };
+        Problem { one_tile_tasks, ..problem(shapes, call, query_len, self.slots(shapes), &gpu.arch) }
+    }
+}
+
+/// Tiles that a row of the block table has room for.
+fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
+    shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
+}
+
+pub(super) fn plan_shape<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>, query_len: usize) -> PlanShape {
     PlanShape {
         batch: shapes.batch,
         q_heads: shapes.q_heads,
@@ -247,7 +291,7 @@ fn plan_shape(shapes: &Shapes, options: &DecodeOptions, query_len: usize) -> Pla
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize) -> Result<()> {
+fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query_len: usize) -> Result<()> {
     let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
     let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
@@ -257,7 +301,7 @@ fn validate(op: &PagedDecode, call: &Call<'_>, shapes: &Shapes, query_len: usize
         bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
     }
     match op.given_plan()? {
-        Some(plan) => check_covers(&plan, &rows, call),
+        Some(plan) => check_covers(&plan, &rows, call, &gpu.arch),
         None => Ok(()),
     }
 }
@@ -346,6 +390,7 @@ impl Room {
 
 impl Checked<'_> {
     fn run(&self, out: (&mut CudaStorage, &Layout), lse: Option<(&mut CudaStorage, &Layout)>) -> Result<()> {
+        maybe_record(self.op, [self.q, self.key, self.value], &self.stream)?;
         if self.decided.shapes.rows == 0 {
             return Ok(());
         }
@@ -394,7 +439,7 @@ impl Checked<'_> {
         let (plan_rows, slots) = (decided.plan_rows(), decided.slots());
         let heads = if shapes.per_head { 1 } else { dims.kv_heads };
         let rows = selection.row_groups * block_rows(&selection.key);
-        let planned = room.scratch(if matches!(plan, Plan::Device { made: false, .. }) { slots * 16 + plan_rows * 8 } else { 0 });
+        let planned = room.scratch(if decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
         let no_pages = dims.pages == 0 || shapes.max_pages == 0;
         let zero_lens = room.scratch(if no_pages { plan_rows * 4 } else { 0 });
         let is_split = decided.is_split();
@@ -457,14 +502,11 @@ impl Checked<'_> {
                 [work?, reduce?]
             }
             (Plan::Device { made: false, .. }, _) => [base + planned as u64, base + (planned + slots * 16) as u64],
-            (Plan::Free | Plan::Host(_), _) => {
-                let tiles = shapes.max_pages.saturating_mul(dims.page_size).div_ceil(TILE_TOKENS);
-                workspace.free_plan(plan_rows, clamp(tiles), stream)?
-            }
+            (Plan::Free | Plan::Host(_), _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, gpu)), stream)?,
         };
 
         // Launches.
-        if matches!(plan, Plan::Device { made: false, .. }) {
+        if decided.is_planned_here() {
             let shape = plan_shape(shapes, options, *query_len);
             let args = PlanArgs {
                 context_lens,
@@ -574,7 +616,7 @@ impl Checked<'_> {
     fn load(&self) -> Result<()> {
         let Self { gpu, stream, decided, op, .. } = self;
         gpu.tile(stream, &decided.selection)?;
-        if matches!(decided.plan, Plan::Device { made: false, .. }) {
+        if decided.is_planned_here() {
             gpu.planner(stream, decided.plan_rows(), op.options.query_start.is_some())?;
         }
         if decided.is_split() {
@@ -585,7 +627,7 @@ impl Checked<'_> {
 
     fn reducer(&self, slots: usize, plan_rows: usize) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let warps = specialize::reducer_warps(slots.div_ceil(plan_rows.max(1)));
+        let warps = registry::reducer_warps(slots.div_ceil(plan_rows.max(1)));
         let (heads, threads) = specialize::reducer_block(warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, warps)?;

@@ -43,6 +43,17 @@ pub fn arch_of(device: &Device) -> Result<Arch> {
     }
 }
 
+/// Kernels that are loaded on the GPU of `device` so far.
+///
+/// # Errors
+/// As [`arch_of`].
+pub fn loaded_kernels(device: &Device) -> Result<usize> {
+    match device {
+        Device::Cuda(device) => Ok(Gpu::of(device)?.kernels.read().unwrap_or_else(PoisonError::into_inner).len()),
+        other => bail!("device: {:?} is not a CUDA device", other.location()),
+    }
+}
+
 impl Gpu {
     pub fn of(device: &CudaDevice) -> Result<Arc<Self>> {
         let stream = device.cuda_stream();

@@ -18,7 +18,7 @@
 //!
 //! # Kernels
 //!
-//! Compiled at their first use: see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
+//! Compiled at their first use, or before it by [`crate::cache::PagedKvCache::warm_up`]: see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
 
 #[cfg(feature = "cuda")]
 mod append;
@@ -32,9 +32,13 @@ mod device;
 mod launch;
 #[cfg(feature = "cuda")]
 mod memory;
+#[cfg(feature = "cuda")]
+mod record;
 pub mod specialize;
 #[cfg(feature = "cuda")]
 mod strides;
+#[cfg(feature = "cuda")]
+mod warm_up;
 #[cfg(feature = "cuda")]
 mod workspace;
 #[cfg(feature = "cuda")]
@@ -47,8 +51,10 @@ pub(crate) use copy::{copy_pages, read_pages};
 #[cfg(feature = "cuda")]
 pub(crate) use decode::{Operand, attend_into, attend_new, explain};
 #[cfg(feature = "cuda")]
-pub use device::arch_of;
+pub use device::{arch_of, loaded_kernels};
 #[cfg(feature = "cuda")]
 pub(crate) use memory::elements;
+#[cfg(feature = "cuda")]
+pub(crate) use warm_up::warm_up;
 #[cfg(feature = "cuda")]
 pub(crate) use write::CacheWrite;

@@ -5,7 +5,8 @@ use candle::{DType, Result, bail};
 pub use crate::gpu::specialize::WriteKey;
 use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
 use crate::jit::{Source, Specialization};
-use crate::plan::{PlannerBlock, Split, TILE_TOKENS};
+use crate::plan::{PlannerBlock, Split};
+pub use crate::registry::REDUCER_WARPS;
 use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
@@ -24,7 +25,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
         ("PA_KV", kv_code(key.kv_dtype)),
         ("PA_SCALES", scales_code(key.scales)),
         ("PA_LAYOUT", layout_code(key.layout)),
-        ("PA_TILE", TILE_TOKENS),
+        ("PA_TILE", key.tile_tokens),
         ("PA_SHARED_BYTES", selection.lds_bytes),
     ];
     match &key.cuda {
@@ -53,19 +54,6 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
 /// Blocks that merge their tasks through each other's shared memory: none do yet.
 const CLUSTER: usize = 1;
 
-/// Warps that share a row of a reducer: for up to 8 partial results, up to 32, and more.
-pub const REDUCER_WARPS: [usize; 3] = [1, 4, 8];
-
-/// Warps for a plan whose rows may have `partials` partial results each.
-#[cfg(feature = "cuda")]
-pub(crate) fn reducer_warps(partials: usize) -> usize {
-    match partials {
-        0..=8 => 1,
-        9..=32 => 4,
-        _ => 8,
-    }
-}
-
 /// Query heads of a reducer's block, and its threads.
 #[cfg(feature = "cuda")]
 pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
@@ -76,7 +64,8 @@ pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
 pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Specialization> {
     let marks = [mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
-    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps)];
+    let number =
+        [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", 1)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
 }
 

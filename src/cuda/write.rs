@@ -188,7 +188,7 @@ impl<'a> Slots<'a> {
 }
 
 /// What the kernel does about scales: those of the side that has more of them.
-fn scale_mode(form: &LayerForm<'_>) -> ScaleMode {
+pub(super) fn scale_mode(form: &LayerForm<'_>) -> ScaleMode {
     let mode = |side: &Side<'_>| match side.scale {
         ScaleForm::Factor(1.0) if form.dtype != KvDtype::Fp8 => ScaleMode::None,
         ScaleForm::Factor(_) | ScaleForm::OnDevice(_) => ScaleMode::Scalar,

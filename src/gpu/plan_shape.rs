@@ -39,8 +39,8 @@ impl PlanShape {
         if self.per_head_tables { self.kv_heads } else { 1 }
     }
 
-    /// Slots of its plan.
-    pub(crate) fn capacity(&self, arch: &Arch) -> Result<usize> {
+    /// Slots of its plan, whose rows have at most `max_context_len` tokens.
+    pub(crate) fn capacity(&self, arch: &Arch, max_context_len: Option<usize>) -> Result<usize> {
         if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) || self.q_heads == 0 {
             bail!("q_heads: {} query heads are not a multiple of {} KV heads", self.q_heads, self.kv_heads)
         }
@@ -55,6 +55,7 @@ impl PlanShape {
             window: self.window,
             max_partitions: self.max_partitions,
             workgroup_budget: self.workgroup_budget,
+            max_context_len,
         };
         capacity(&request, arch)
     }

@@ -74,7 +74,8 @@ pub fn plan(arch: &Arch, rows: usize, ragged: bool) -> Result<Specialization> {
     let min_max = Split::of(rows, arch) == Split::MinMax;
     let split = if min_max { "minmax" } else { "proportional" };
     let kernel = format!("pa_plan_r{bucket}_{split}{}", mark(ragged, "_ragged"));
-    let defines = defines(&[("PA_BUCKET", bucket)], &[("PA_MIN_MAX", min_max), ("PA_RAGGED", ragged)]);
+    let defines =
+        defines(&[("PA_BUCKET", bucket), ("PA_TILE", arch.name.tile_tokens())], &[("PA_MIN_MAX", min_max), ("PA_RAGGED", ragged)]);
     Ok(specialization(arch.name, Source::Plan, kernel, defines))
 }
 

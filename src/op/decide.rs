@@ -44,7 +44,8 @@ impl Prepared {
         // Whether each row is one task is the plan's to say, not the options', which a given plan need not follow.
         let plan_free = plan.is_one_task_a_row();
         let capacity = if plan_free { plan.reduce.len() } else { plan.capacity() };
-        let problem = Problem { plan_free, max_partitions: None, ..problem(&shapes, call, longest(&rows), capacity, arch) };
+        let one_tile_tasks = plan.longest_task() <= 1;
+        let problem = Problem { plan_free, max_partitions: None, one_tile_tasks, ..problem(&shapes, call, longest(&rows), capacity, arch) };
         let selection = select(&problem, arch)?;
         Ok(Self { shapes, rows, plan, selection })
     }
@@ -71,7 +72,7 @@ pub(crate) fn longest(rows: &[Row]) -> usize {
 /// The host plan of a call: given, free, or made here.
 fn plan(shapes: &Shapes, rows: &[Row], call: &Call<'_>, given: Option<Arc<HostPlan>>, arch: &Arch) -> Result<Arc<HostPlan>> {
     if let Some(plan) = given {
-        check_covers(&plan, rows, call)?;
+        check_covers(&plan, rows, call, arch)?;
         return Ok(plan);
     }
     with_request(rows, call, |request| {
@@ -79,14 +80,18 @@ fn plan(shapes: &Shapes, rows: &[Row], call: &Call<'_>, given: Option<Arc<HostPl
         // of its slots counts that often against the budget: a long prefill chunk gets few partitions and so few partial results.
         let blocks: usize = rows.iter().map(|row| row_blocks(row.query_len, shapes.group())).sum();
         let heads = if shapes.per_head { 1 } else { shapes.dims.kv_heads };
-        let request = PlanRequest { kv_heads: heads * blocks.div_ceil(rows.len().max(1)).max(1), ..request };
-        Ok(Arc::new(if call.options.plan.is_free() { HostPlan::free(&request) } else { HostPlan::new(&request, arch)? }))
+        let request = PlanRequest {
+            kv_heads: heads * blocks.div_ceil(rows.len().max(1)).max(1),
+            max_context_len: rows.iter().map(|row| row.context_len).max(),
+            ..request
+        };
+        Ok(Arc::new(if call.options.plan.is_free() { HostPlan::free(&request, arch) } else { HostPlan::new(&request, arch)? }))
     })
 }
 
 /// Refuses a plan that is not for these rows.
-pub(crate) fn check_covers(plan: &HostPlan, rows: &[Row], call: &Call<'_>) -> Result<()> {
-    with_request(rows, call, |request| plan.check_covers(&request))
+pub(crate) fn check_covers(plan: &HostPlan, rows: &[Row], call: &Call<'_>, arch: &Arch) -> Result<()> {
+    with_request(rows, call, |request| plan.check_covers(&request, arch))
 }
 
 /// Calls `f` with what a plan of these rows is made for, but for the KV heads that share a row.
@@ -100,6 +105,7 @@ fn with_request<T>(rows: &[Row], call: &Call<'_>, f: impl FnOnce(PlanRequest<'_>
         window: call.options.window,
         max_partitions: call.options.max_partitions,
         workgroup_budget: call.options.workgroup_budget,
+        max_context_len: None,
     })
 }
 
@@ -133,6 +139,7 @@ pub(crate) fn problem(shapes: &Shapes, call: &Call<'_>, query_len: usize, capaci
         plan_free: options.plan.is_free(),
         max_partitions: options.max_partitions,
         capacity,
+        one_tile_tasks: false,
         kernarg_preload: if arch.name.is_amd() { TILE_PRELOAD } else { 0 },
     }
 }

@@ -45,6 +45,11 @@ impl Shapes {
         Ok(Self { rows, q_heads, q_dtype: call.q.dtype, dims, kv_dtype, batch, max_pages, per_head, scales, softmax_scale })
     }
 
+    /// Tokens that a row of the block table has room for.
+    pub fn table_tokens(&self) -> usize {
+        self.max_pages.saturating_mul(self.dims.page_size)
+    }
+
     /// Query heads that share a KV head.
     pub fn group(&self) -> usize {
         self.q_heads / self.dims.kv_heads

@@ -3,9 +3,10 @@
 use candle::{Result, bail};
 
 use super::{HostPlan, PlanRequest, TileRange};
+use crate::registry::Arch;
 
 impl HostPlan {
-    /// Refuses a plan that does not cover exactly the tiles `request` needs: a plan made for other lengths would leave tokens out, or count
+    /// Refuses a plan that does not cover exactly the tiles `request` needs on `arch`: a plan made for other lengths would leave tokens out, or count
     /// them twice, and say nothing.
     ///
     /// Any records may be given. After `Ok`, each row's slots are in range, hold that row's tasks in order with no gap or overlap, and no
@@ -13,13 +14,13 @@ impl HostPlan {
     ///
     /// # Errors
     /// The first row or slot that is wrong, with its values; what [`PlanRequest::check`] refuses.
-    pub fn check_covers(&self, request: &PlanRequest<'_>) -> Result<()> {
+    pub fn check_covers(&self, request: &PlanRequest<'_>, arch: &Arch) -> Result<()> {
         request.check()?;
         if self.reduce.len() != request.rows() {
             bail!("plan: has {} rows, the call has {}", self.reduce.len(), request.rows())
         }
         let mut owned = 0;
-        for (row, needed) in request.tile_ranges().enumerate() {
+        for (row, needed) in request.tile_ranges(arch).enumerate() {
             owned += self.check_row(row, needed)?;
         }
         // Rows own disjoint slots, since a record names one row: as many records as owned slots leave none over.

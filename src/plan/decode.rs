@@ -91,6 +91,12 @@ impl DecodePlan {
         self.reduce_info.dims()[0]
     }
 
+    /// The host records, where they were made on the host: nothing is read back.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn made_on_host(&self) -> Option<&Arc<HostPlan>> {
+        self.host.as_ref()
+    }
+
     /// The host records, read back from the device where they were not made here.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ impl HostPlan {
         let capacity = capacity(request, arch)?;
         let max_partitions = request.max_partitions.and_then(|most| u32::try_from(most).ok()).unwrap_or(u32::MAX);
         // A row's entry is its tile range until its reduce record replaces it.
-        let mut reduce: Vec<[i32; 2]> = request.tile_ranges().map(|range| [range.first, range.end]).collect();
+        let mut reduce: Vec<[i32; 2]> = request.tile_ranges(arch).map(|range| [range.first, range.end]).collect();
         let tiles = reduce.iter().map(|&[first, end]| TileRange { first, end }.tiles());
         let rule = split.rule(tiles, capacity, max_partitions);
         let mut work = Vec::with_capacity(capacity);
@@ -52,12 +52,12 @@ impl HostPlan {
         Ok(Self { work, reduce })
     }
 
-    /// The plan-free split: each row is one task in the slot of its own number; an empty row's slot is padding.
+    /// The plan-free split on `arch`: each row is one task in the slot of its own number; an empty row's slot is padding.
     ///
     /// `request` is taken as it is. Where its `query_lens` has no entry for a row, the row's window is left out of account.
-    pub fn free(request: &PlanRequest<'_>) -> Self {
+    pub fn free(request: &PlanRequest<'_>, arch: &Arch) -> Self {
         let record = |(row, range): (usize, TileRange)| if range.tiles() > 0 { [row as i32, range.first, range.end, 0] } else { PADDING };
-        let work: Vec<[i32; 4]> = request.tile_ranges().enumerate().map(record).collect();
+        let work: Vec<[i32; 4]> = request.tile_ranges(arch).enumerate().map(record).collect();
         let reduce = work.iter().enumerate().map(|(row, task)| [row as i32, i32::from(*task != PADDING)]).collect();
         Self { work, reduce }
     }
@@ -70,6 +70,11 @@ impl HostPlan {
     /// Whether no row is more than one task: then nothing is merged, and a row's slot may as well be its own number.
     pub fn is_one_task_a_row(&self) -> bool {
         self.reduce.iter().all(|&[_, count]| count <= 1)
+    }
+
+    /// Tiles of the longest task.
+    pub fn longest_task(&self) -> usize {
+        self.work.iter().map(|&[_, first, end, _]| end.abs_diff(first) as usize).max().unwrap_or(0)
     }
 
     /// Slots that hold a task.

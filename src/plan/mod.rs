@@ -1,7 +1,7 @@
 //! The planner: how a batch is split into tasks. Pure; no device code.
 //!
 //! A *plan row* is one sequence, or one (sequence, KV head) pair where each KV head has its own block table. The tokens a row attends are
-//! counted in tiles of [`TILE_TOKENS`]; a *task* is a contiguous range of one row's tiles, and occupies one *slot* of the plan. KV heads
+//! counted in tiles (of 256 tokens, 128 on NVIDIA GPUs: [`ArchName::tile_tokens`](crate::registry::ArchName::tile_tokens)); a *task* is a contiguous range of one row's tiles, and occupies one *slot* of the plan. KV heads
 //! that share a plan row run the same tasks, so a plan of `capacity` slots launches `capacity * kv_heads` workgroups.
 //!
 //! Planning goes in four steps, each a pure function that a device planner can repeat record for record:

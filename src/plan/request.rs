@@ -3,6 +3,7 @@
 use candle::{Result, bail};
 
 use super::{TileRange, tile_range};
+use crate::registry::Arch;
 
 /// What a plan is made for.
 #[derive(Clone, Debug)]
@@ -20,12 +21,15 @@ pub struct PlanRequest<'a> {
     pub max_partitions: Option<usize>,
     /// Task slots over all KV heads, at least 1. `None`: [`super::default_budget`].
     pub workgroup_budget: Option<usize>,
+    /// Most context tokens that any row may come to have, such as its block table has room for. `None`: any number. Only
+    /// [`super::default_budget`] looks at it.
+    pub max_context_len: Option<usize>,
 }
 
 impl<'a> PlanRequest<'a> {
-    /// A request with no window, no partition limit and the default budget.
+    /// A request with no window, no limits and the default budget.
     pub fn new(context_lens: &'a [i32], query_lens: &'a [usize], kv_heads: usize) -> Self {
-        Self { context_lens, query_lens, kv_heads, window: None, max_partitions: None, workgroup_budget: None }
+        Self { context_lens, query_lens, kv_heads, window: None, max_partitions: None, workgroup_budget: None, max_context_len: None }
     }
 
     /// Plan rows.
@@ -46,9 +50,13 @@ impl<'a> PlanRequest<'a> {
         if self.rows() == 0 { 0 } else { self.query_lens.iter().copied().max().unwrap_or(0) }
     }
 
-    /// The tiles that each plan row needs.
-    pub fn tile_ranges(&self) -> impl Iterator<Item = TileRange> + '_ {
-        self.context_lens.iter().enumerate().map(|(row, &context_len)| tile_range(context_len, self.query_len(row), self.window))
+    /// The tiles that each plan row needs on `arch`.
+    pub fn tile_ranges(&self, arch: &Arch) -> impl Iterator<Item = TileRange> + '_ {
+        let tile_tokens = arch.name.tile_tokens();
+        self.context_lens
+            .iter()
+            .enumerate()
+            .map(move |(row, &context_len)| tile_range(context_len, self.query_len(row), self.window, tile_tokens))
     }
 
     /// Refuses arguments that no plan can be made for; context lengths are all legal.

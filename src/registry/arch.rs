@@ -4,6 +4,8 @@ use std::fmt;
 
 use candle::{Result, bail};
 
+use crate::plan::TILE_TOKENS;
+
 /// The processors the registry has tables for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArchName {
@@ -71,6 +73,11 @@ impl ArchName {
     /// Whether kernels for it are NVIDIA cubins.
     pub fn is_cuda(self) -> bool {
         matches!(self, Self::Sm80 | Self::Sm89 | Self::Sm90)
+    }
+
+    /// KV tokens of a plan's tile: 256; on NVIDIA GPUs 128, with which a short context is enough tasks for all SMs.
+    pub fn tile_tokens(self) -> usize {
+        if self.is_cuda() { 128 } else { TILE_TOKENS }
     }
 }
 

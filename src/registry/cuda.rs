@@ -9,7 +9,6 @@ use super::flags::Flags;
 use super::problem::{M_TILE_ROWS, Problem, ScaleMode};
 use super::select::{KernelKey, Selection, Tile};
 use crate::cache::{CacheLayout, KvDtype};
-use crate::plan::TILE_TOKENS;
 
 /// How a block of the tensor-core tile is cut (`kernels/nvidia/traits.cuh`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +65,14 @@ impl CudaShape {
     }
 }
 
+impl CudaShape {
+    fn in_words(&self) -> String {
+        let Self { row_warps, groups, stages, chunk, .. } = self;
+        let warps = if *row_warps == 1 { format!("{groups} warps") } else { format!("{groups} groups of {row_warps} warps") };
+        format!("{warps} on {stages} stages of {chunk} tokens")
+    }
+}
+
 impl fmt::Display for CudaShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { row_warps, groups, stages, chunk, warpgroup } = self;
@@ -102,37 +109,67 @@ fn misses_tensor_cores(p: &Problem, arch: &Arch) -> Option<&'static str> {
         KvDtype::Mxfp4 => Some("MXFP4"),
         KvDtype::Fp8 if arch.name == ArchName::Sm80 => Some("FP8 (no conversion instruction)"),
         _ if p.query_dtype == DType::F32 => Some("an F32 query"),
+        // The products are in the cache's type, which would round the query.
+        KvDtype::Bf16 if p.query_dtype == DType::F16 => Some("an F16 query on a BF16 cache"),
         _ if !matches!(p.layout, CacheLayout::Nhd | CacheLayout::Hnd) => Some("the layout"),
         _ if !head_dims.contains(&p.head_dim) => Some("the head_dim"),
         _ => None,
     }
 }
 
-/// The cuts for a problem, the fastest first; docs/cuda-notes.md has the measurements.
-fn shapes(p: &Problem, arch: &Arch) -> Vec<CudaShape> {
-    let fp8 = p.kv_dtype == KvDtype::Fp8;
+/// The cuts for a problem, the fastest first, and why they are; docs/cuda-notes.md has the measurements.
+fn shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, String) {
     let rows = p.query_len.saturating_mul(p.group());
-    let many = p.workgroups() > arch.compute_units;
+    if rows > M_TILE_ROWS { shapes_of_many_rows(p, arch, rows) } else { decode_shapes(p, arch) }
+}
+
+fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>, String) {
+    let row_warps = if rows > 2 * M_TILE_ROWS { 4 } else { 2 };
+    let of = |(groups, stages, chunk)| CudaShape::of(row_warps, groups, stages, chunk);
     let mut shapes = vec![];
-    if rows > M_TILE_ROWS {
-        if arch.name == ArchName::Sm90 && p.head_dim == 128 {
-            shapes.push(if fp8 { CudaShape::warpgroups(2, 3) } else { CudaShape::warpgroups(3, 2) });
-        }
-        let row_warps = if rows > 2 * M_TILE_ROWS { 4 } else { 2 };
-        shapes.extend(
-            [(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(|(groups, stages, chunk)| CudaShape::of(row_warps, groups, stages, chunk)),
-        );
-        return shapes;
+    let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128;
+    if by_warpgroup {
+        shapes.push(if p.kv_dtype == KvDtype::Fp8 { CudaShape::warpgroups(2, 3) } else { CudaShape::warpgroups(3, 2) });
     }
-    // With more blocks than SMs, two a SM.
-    match (fp8, many) {
-        (true, false) => shapes.extend([CudaShape::of(1, 8, 3, 32), CudaShape::of(1, 4, 3, 32)]),
-        (true, true) => shapes.push(CudaShape::of(1, 4, 3, 32)),
-        (false, false) => shapes.extend([CudaShape::of(1, 4, 3, 32), CudaShape::of(1, 4, 3, 16)]),
-        (false, true) => shapes.push(CudaShape::of(1, 4, 3, 16)),
+    shapes.extend([(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(of));
+    (shapes, format!("{}for {rows} query rows of a KV head", if by_warpgroup { "warpgroup products " } else { "" }))
+}
+
+fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, String) {
+    let of = |(groups, stages, chunk)| CudaShape::of(1, groups, stages, chunk);
+    let sms = arch.compute_units;
+    let fp8 = p.kv_dtype == KvDtype::Fp8;
+    let (best, why) = match p.workgroups() {
+        blocks if blocks > sms => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, format!("two blocks a SM for {blocks} on {sms} SMs")),
+        _ if p.one_tile_tasks => ((4, 3, 32), format!("few warps for tasks of one tile, {} tokens", arch.name.tile_tokens())),
+        _ => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, "one block a SM".to_string()),
+    };
+    let smaller = [(4, 3, 32), (4, 3, 16), (4, 2, 32), (4, 2, 16), (2, 2, 16)];
+    let shapes = [best].into_iter().chain(smaller).map(of).collect();
+    (shapes, why)
+}
+
+/// Warps that share a row of the reducer: for up to 8 partial results, up to 32, and more.
+#[cfg(feature = "nvrtc")]
+pub const REDUCER_WARPS: [usize; 3] = [1, 4, 8];
+
+/// Warps of the reducer for a plan whose rows may have `partials` partial results each.
+pub(crate) fn reducer_warps(partials: usize) -> usize {
+    match partials {
+        0..=8 => 1,
+        9..=32 => 4,
+        _ => 8,
     }
-    shapes.extend([(4, 2, 32), (4, 2, 16), (2, 2, 16)].map(|(groups, stages, chunk)| CudaShape::of(1, groups, stages, chunk)));
-    shapes
+}
+
+/// How the plan's slots are merged.
+fn merge_text(p: &Problem) -> String {
+    let rows = p.batch.saturating_mul(if p.per_head_tables { p.kv_heads } else { 1 });
+    if p.one_partition() || p.capacity <= rows {
+        return "no reducer".to_string();
+    }
+    let warps = reducer_warps(p.capacity.div_ceil(rows.max(1)));
+    format!("{} slots, a reducer of {warps} warp{} a row", p.capacity, if warps == 1 { "" } else { "s" })
 }
 
 pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
@@ -159,22 +196,16 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
         bail!("scales: {name} kernels apply scales to FP8 and MXFP4 caches, the cache is {:?}", p.kv_dtype)
     }
     let fits = |shape: &CudaShape| shape.shared_bytes(p) <= arch.lds_bytes;
+    let without = |what: &str| (None, format!("the plain tile, without tensor cores: {what}; {}", merge_text(p)));
     let (shape, reason) = match misses {
-        Some(what) => (None, format!("the plain tile, without tensor cores: {what}")),
-        None => match shapes(p, arch).into_iter().find(fits) {
-            Some(shape) => (
-                Some(shape),
-                format!(
-                    "tensor cores, {} groups of {} warps on {} stages of {} tokens{}",
-                    shape.groups,
-                    shape.row_warps,
-                    shape.stages,
-                    shape.chunk,
-                    if shape.warpgroup { ", warpgroup products" } else { "" }
-                ),
-            ),
-            None => (None, "the plain tile, without tensor cores: the shared memory holds no two stages".to_string()),
-        },
+        Some(what) => without(what),
+        None => {
+            let (shapes, why) = shapes(p, arch);
+            match shapes.into_iter().find(fits) {
+                Some(shape) => (Some(shape), format!("tensor cores, {}, {why}; {}", shape.in_words(), merge_text(p))),
+                None => without("the shared memory holds no two stages"),
+            }
+        }
     };
     let (rows, threads, shared) = match &shape {
         Some(shape) => (shape.rows(), shape.threads(), shape.shared_bytes(p)),
@@ -193,7 +224,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
         row_groups: p.query_len.saturating_mul(p.group()).div_ceil(rows).max(1),
         waves_per_eu: 0,
         reason,
-        key: KernelKey { cuda: shape, ..KernelKey::new(p, name, Tile { m_tiles: 1, tokens: TILE_TOKENS, flags: Flags::default() }) },
+        key: KernelKey { cuda: shape, ..KernelKey::new(p, name, Tile { m_tiles: 1, tokens: name.tile_tokens(), flags: Flags::default() }) },
     })
 }
 
@@ -212,23 +243,86 @@ mod tests {
         assert_eq!(plain_shared_bytes(128), 8 * 128 * 4 + 4 * 8 * 130 * 4);
     }
 
+    fn nhd() -> Problem {
+        Problem { layout: CacheLayout::Nhd, capacity: 132, ..Problem::default() }
+    }
+
+    fn fp8() -> Problem {
+        Problem { kv_dtype: KvDtype::Fp8, ..nhd() }
+    }
+
+    fn cut(p: &Problem, arch: Arch) -> Option<CudaShape> {
+        select(p, &arch).unwrap().key.cuda
+    }
+
+    /// The reason that a call is given, which `explain` shows.
+    fn reason(p: &Problem) -> String {
+        select(p, &Arch::sm90()).unwrap().reason
+    }
+
     #[test]
     fn what_tensor_cores_do_not_take_goes_to_the_plain_tile() {
-        let base = Problem { layout: CacheLayout::Nhd, ..Problem::default() };
-        let cut = |p: Problem, arch: Arch| select(&p, &arch).unwrap().key.cuda;
-        assert_eq!(cut(base.clone(), Arch::sm90()), Some(CudaShape::of(1, 4, 3, 32)));
-        assert_eq!(cut(Problem { query_len: 4, ..base.clone() }, Arch::sm90()), Some(CudaShape::warpgroups(3, 2)));
-        assert_eq!(cut(Problem { query_len: 4, ..base.clone() }, Arch::sm89()), Some(CudaShape::of(4, 2, 3, 32)));
-        for p in [
-            Problem { head_dim: 80, ..base.clone() },
-            Problem { layout: CacheLayout::Vllm, ..base.clone() },
-            Problem { query_dtype: DType::F32, ..base.clone() },
-            Problem { kv_dtype: KvDtype::F32, ..base.clone() },
+        for (p, what) in [
+            (Problem { head_dim: 80, ..nhd() }, "the head_dim"),
+            (Problem { layout: CacheLayout::Vllm, ..nhd() }, "the layout"),
+            (Problem { query_dtype: DType::F32, ..nhd() }, "an F32 query"),
+            (Problem { query_dtype: DType::F16, ..nhd() }, "an F16 query on a BF16 cache"),
+            (Problem { kv_dtype: KvDtype::F32, ..nhd() }, "F32 (never TF32)"),
         ] {
-            assert_eq!(cut(p, Arch::sm90()), None);
+            assert_eq!(cut(&p, Arch::sm90()), None, "{what}");
+            assert!(reason(&p).starts_with(&format!("the plain tile, without tensor cores: {what}; ")), "{}", reason(&p));
         }
-        let fp8 = Problem { kv_dtype: KvDtype::Fp8, ..base };
-        assert_eq!(cut(fp8.clone(), Arch::sm80()), None);
-        assert!(cut(fp8, Arch::sm89()).is_some());
+        // These pairs lose nothing: the cache's type holds the query's values, or F16 products scale them.
+        for (query_dtype, kv_dtype) in [(DType::BF16, KvDtype::F16), (DType::F16, KvDtype::F16), (DType::F16, KvDtype::Fp8)] {
+            assert!(cut(&Problem { query_dtype, kv_dtype, ..nhd() }, Arch::sm90()).is_some(), "{query_dtype:?} {kv_dtype:?}");
+        }
+        assert_eq!(cut(&fp8(), Arch::sm80()), None);
+        assert!(cut(&fp8(), Arch::sm89()).is_some());
+    }
+
+    #[test]
+    fn decode_is_cut_by_blocks_and_tokens() {
+        let sm90 = |p: Problem| cut(&p, Arch::sm90()).unwrap();
+        assert_eq!(sm90(nhd()), CudaShape::of(1, 4, 3, 32));
+        assert_eq!(sm90(fp8()), CudaShape::of(1, 8, 3, 32));
+        assert!(reason(&nhd()).ends_with("4 warps on 3 stages of 32 tokens, one block a SM; 132 slots, a reducer of 8 warps a row"));
+        // Two blocks share a SM's 228 KB, each with a KB more of its own.
+        let many = |p: Problem| Problem { batch: 128, capacity: 264, ..p };
+        for (p, shape) in [(many(nhd()), CudaShape::of(1, 4, 3, 16)), (many(fp8()), CudaShape::of(1, 4, 3, 32))] {
+            assert!(2 * (shape.shared_bytes(&p) + 1024) <= 228 << 10);
+            assert!(reason(&p).contains("two blocks a SM for 264 on 132 SMs; 264 slots, a reducer of 1 warp a row"), "{}", reason(&p));
+            assert_eq!(sm90(p), shape);
+        }
+        // FP8's second four warps would have nothing of a tile.
+        let short = |p: Problem| Problem { one_tile_tasks: true, ..p };
+        assert_eq!(sm90(short(fp8())), CudaShape::of(1, 4, 3, 32));
+        assert!(reason(&short(nhd())).contains("few warps for tasks of one tile, 128 tokens"));
+        assert_eq!(select(&nhd(), &Arch::sm90()).unwrap().key.tile_tokens, 128);
+    }
+
+    #[test]
+    fn more_query_rows_than_16_are_shared_by_warps() {
+        let verify = |p: Problem, query_len| Problem { query_len, ..p };
+        for (p, arch, shape) in [
+            (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(3, 2)),
+            (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 3)),
+            (verify(nhd(), 4), Arch::sm80(), CudaShape::of(4, 2, 3, 32)),
+            (verify(nhd(), 2), Arch::sm80(), CudaShape::of(2, 2, 3, 32)),
+            (Problem { head_dim: 256, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::of(4, 2, 3, 32)),
+        ] {
+            assert_eq!(cut(&p, arch.clone()), Some(shape), "{p:?} on {arch}");
+        }
+        let said = "tensor cores, 3 groups of 4 warps on 2 stages of 64 tokens, warpgroup products for 64 query rows of a KV head; ";
+        assert!(reason(&verify(nhd(), 4)).starts_with(said), "{}", reason(&verify(nhd(), 4)));
+    }
+
+    #[test]
+    fn reducers_have_warps_for_their_partials() {
+        assert_eq!([1, 8, 9, 32, 33, 132].map(reducer_warps), [1, 1, 4, 4, 8, 8]);
+        let one = Problem { max_partitions: Some(1), ..nhd() };
+        assert!(reason(&one).ends_with("; no reducer"), "{}", reason(&one));
+        // 132 slots for 4 rows, and for the 8 of per-head tables.
+        assert!(reason(&Problem { batch: 4, ..nhd() }).ends_with("a reducer of 8 warps a row"));
+        assert!(reason(&Problem { batch: 4, kv_heads: 2, per_head_tables: true, ..nhd() }).ends_with("a reducer of 4 warps a row"));
     }
 }

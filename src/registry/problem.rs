@@ -74,6 +74,8 @@ pub struct Problem {
     pub max_partitions: Option<usize>,
     /// Slots of the plan.
     pub capacity: usize,
+    /// Every task of the plan is one tile at most; `false` where that is not known.
+    pub one_tile_tasks: bool,
     /// Leading kernel-argument dwords to preload into scalar registers where the arch can: 16 unless configured; 0 turns it off.
     pub kernarg_preload: usize,
 }
@@ -103,6 +105,7 @@ impl Default for Problem {
             plan_free: false,
             max_partitions: None,
             capacity: 1,
+            one_tile_tasks: false,
             kernarg_preload: 16,
         }
     }

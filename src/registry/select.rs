@@ -142,13 +142,11 @@ pub fn missing_requirements(problem: &Problem, arch: &Arch) -> Result<Option<Mis
 
 /// The layout that `arch`'s kernels read fastest: what a cache takes when left to choose.
 ///
-/// AMD: Shuffled, both operands of the matrix instructions contiguous in 16 bytes (MXFP4: Hnd). CUDA: Nhd, but Shuffled for FP8, whose V
-/// must lie along tokens because 8-bit tiles cannot be transposed on the way in. CPU: Nhd.
+/// AMD: Shuffled, both operands of the matrix instructions contiguous in 16 bytes (MXFP4: Hnd). CUDA: Nhd, which the tensor-core tile reads. CPU: Nhd.
 pub fn preferred_layout(arch: &Arch, kv: KvDtype) -> CacheLayout {
     match (arch.name, kv) {
         (name, KvDtype::Mxfp4) if name.is_amd() => CacheLayout::Hnd,
         (name, _) if name.is_amd() => CacheLayout::Shuffled,
-        (name, KvDtype::Fp8) if name.is_cuda() => CacheLayout::Shuffled,
         _ => CacheLayout::Nhd,
     }
 }

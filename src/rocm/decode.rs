@@ -18,7 +18,7 @@ use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem
 use crate::op::shapes::{Shapes, check_output};
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{PlannerBlock, TILE_TOKENS};
-use crate::registry::{M_TILE_ROWS, Selection};
+use crate::registry::{Arch, M_TILE_ROWS, Selection};
 
 /// Options of a call on device tensors: scales, sinks, `query_start` and the plan live on the device.
 ///
@@ -181,7 +181,7 @@ impl Decode {
         let shapes = Shapes::new(&call)?;
         let query_len = query_len(&shapes, options)?;
         if options.validate && !device.is_capturing() {
-            validate(tensors, options, &call, &shapes, query_len)?;
+            validate(tensors, options, &call, &shapes, query_len, device.arch())?;
         }
         let plan_shape = plan_shape(&shapes, options, query_len);
         let plan = match &options.plan {
@@ -389,8 +389,8 @@ fn plan_shape(shapes: &Shapes, options: &RocmOptions, query_len: usize) -> PlanS
 
 /// Whether a plan could give any sequence more than one task. Batches past a planner block's rows have more rows than slots are worth.
 fn needs_plan(shapes: &Shapes, shape: PlanShape, device: &RocmDevice) -> Result<bool> {
-    let one_tile = shapes.max_pages.saturating_mul(shapes.dims.page_size) <= TILE_TOKENS;
-    Ok(!one_tile && shape.capacity(device.arch())? > shape.rows() && PlannerBlock::new(shape.rows(), device.arch()).is_ok())
+    let one_tile = shapes.table_tokens() <= TILE_TOKENS;
+    Ok(!one_tile && shape.capacity(device.arch(), None)? > shape.rows() && PlannerBlock::new(shape.rows(), device.arch()).is_ok())
 }
 
 /// Refuses a plan that was made for another batch: it would leave tokens out.
@@ -410,7 +410,7 @@ fn check_plan(plan: &RocmPlan, shape: &PlanShape, device: &RocmDevice) -> Result
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(tensors: &Tensors<'_>, options: &RocmOptions, call: &Call<'_>, shapes: &Shapes, query_len: usize) -> Result<()> {
+fn validate(tensors: &Tensors<'_>, options: &RocmOptions, call: &Call<'_>, shapes: &Shapes, query_len: usize, arch: &Arch) -> Result<()> {
     let (block_tables, context_lens) = (tensors.block_tables.to_tensor()?, tensors.context_lens.to_tensor()?);
     let query_start = options.query_start.as_ref().map(RocmTensor::to_tensor).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
@@ -420,7 +420,7 @@ fn validate(tensors: &Tensors<'_>, options: &RocmOptions, call: &Call<'_>, shape
         bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
     }
     if let PlanChoice::Given(plan) = &options.plan {
-        check_covers(&plan.host()?, &rows, call)?;
+        check_covers(&plan.host()?, &rows, call, arch)?;
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ impl RocmPlan {
     /// Sizes of 0, more rows than a planner block has LDS for (plan such a batch on the host), no memory.
     pub fn new(shape: PlanShape, device: &RocmDevice) -> Result<Self> {
         PlannerBlock::new(shape.rows(), device.arch())?;
-        let plan = HostPlan { work: vec![PADDING; shape.capacity(device.arch())?], reduce: vec![[0, 0]; shape.rows()] };
+        let plan = HostPlan { work: vec![PADDING; shape.capacity(device.arch(), None)?], reduce: vec![[0, 0]; shape.rows()] };
         Ok(Self { shape: Some(shape), ..Self::from_host(&plan, device)? })
     }
 
@@ -54,7 +54,7 @@ impl RocmPlan {
 
     /// Room for a plan of `shape`, for a planner that is to run before anything reads it.
     pub(super) fn uninitialised(shape: PlanShape, device: &RocmDevice) -> Result<Self> {
-        let work = RocmTensor::empty((shape.capacity(device.arch())?, 4), DType::I32, device)?;
+        let work = RocmTensor::empty((shape.capacity(device.arch(), None)?, 4), DType::I32, device)?;
         let reduce = RocmTensor::empty((shape.rows(), 2), DType::I32, device)?;
         Ok(Self { work, reduce, shape: Some(shape) })
     }

@@ -78,14 +78,7 @@ impl RocmPages {
             bail!("CANDLE_PAGED_ATTN_RECORD: {} stores FP8 as FNUZ, which case files have no dtype for", device.name())
         }
         let decode = PagedDecode::new(&op.block_tables, &op.context_lens, &op.options);
-        let cache = CacheMeta {
-            key: layer.key.meta(),
-            value: layer.value.meta(),
-            k_scale: layer.k_scale.map(RocmTensor::meta),
-            v_scale: layer.v_scale.map(RocmTensor::meta),
-            layout: self.layout(),
-        };
-        let prepared = prepare(&decode, q, &cache, device)?;
+        let prepared = prepare(&decode, q, &CacheMeta::of(layer, self.layout()), device)?;
         let tokens = NewTokens::new(k, v, &op.slot_mapping, self.dims())?;
         let staged = Staged::new(&decode, &prepared, q, Some(&tokens), device)?;
         let write = self.writer(layer, &tokens, &staged.upload, staged.tokens)?;
@@ -100,6 +93,15 @@ impl RocmPages {
 }
 
 impl RocmPages {
+    /// [`AppendAndAttend::explain`].
+    pub(crate) fn explain(&self, op: &AppendAndAttend<'_>, q: &Tensor) -> Result<CallSummary> {
+        let layer = layer_of(self.layers(), op.layer)?;
+        let decode = PagedDecode::new(&op.block_tables, &op.context_lens, &op.options);
+        let (storage, layout) = q.storage_and_layout();
+        let prepared = prepare(&decode, (cpu("q", &storage)?, layout), &CacheMeta::of(layer, self.layout()), self.device())?;
+        Ok(prepared.summary())
+    }
+
     /// Records a call over what `layer` holds now, which is read back for that.
     fn record(&self, op: &PagedDecode, q: Operand<'_>, layer: &LayerCache<RocmTensor>) -> Result<()> {
         let scale = |scale: &KvScale<RocmTensor>| match scale {
@@ -137,6 +139,16 @@ struct CacheMeta<'a> {
 }
 
 impl<'a> CacheMeta<'a> {
+    fn of(layer: &'a LayerCache<RocmTensor>, layout: CacheLayout) -> Self {
+        Self {
+            key: layer.key.meta(),
+            value: layer.value.meta(),
+            k_scale: layer.k_scale.map(RocmTensor::meta),
+            v_scale: layer.v_scale.map(RocmTensor::meta),
+            layout,
+        }
+    }
+
     fn new([key, value]: [Meta<'a>; 2], options: &'a DecodeOptions) -> Self {
         Self { key, value, k_scale: options.k_scale.map(Tensor::meta), v_scale: options.v_scale.map(Tensor::meta), layout: options.layout }
     }

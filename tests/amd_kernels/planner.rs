@@ -1,6 +1,6 @@
 //! The device planner gives the host planner's records.
 
-use candle_paged_attn::plan::{HostPlan, PlanRequest, PlannerBlock, Split, batch_bucket};
+use candle_paged_attn::plan::{HostPlan, PlanRequest, PlannerBlock, Split, TILE_TOKENS, batch_bucket};
 use candle_paged_attn::registry::Arch;
 use cdna_sim::{Counters, Memory, Module};
 use rand::seq::IndexedRandom;
@@ -15,8 +15,13 @@ const BUCKETS: [usize; 5] = [1, 16, 64, 128, 256];
 const LARGE_BUCKETS: [usize; 2] = [1024, 4096];
 
 fn planner(arch: &str, bucket: usize, split: Split, ragged: bool) -> Module {
+    planner_of_tiles(TILE_TOKENS, arch, bucket, split, ragged)
+}
+
+fn planner_of_tiles(tile: usize, arch: &str, bucket: usize, split: Split, ragged: bool) -> Module {
     let flag = |on| if on { "1" } else { "0" };
-    let defines = [("PA_BUCKET", &*bucket.to_string()), ("PA_MIN_MAX", flag(split == Split::MinMax)), ("PA_RAGGED", flag(ragged))];
+    let (bucket, tile) = (bucket.to_string(), tile.to_string());
+    let defines = [("PA_BUCKET", &*bucket), ("PA_TILE", &*tile), ("PA_MIN_MAX", flag(split == Split::MinMax)), ("PA_RAGGED", flag(ragged))];
     module("plan", arch, &defines)
 }
 
@@ -148,6 +153,31 @@ fn extremes() {
         let want = HostPlan::with_split(&batch.request(&[1]), &Arch::gfx950(), split).unwrap();
         let (got, _) = batch.plan(&planner("gfx950", rows, split, false), capacity);
         assert!(got == want, "{rows} rows");
+    }
+}
+
+/// The same planner with NVIDIA's smaller tiles: 2^24 a row, 2^32 in all.
+#[test]
+fn tiles_of_128_tokens() {
+    require_clang!();
+    let arch = Arch::sm90();
+    let planner = planner_of_tiles(arch.name.tile_tokens(), "gfx950", 256, Split::MinMax, false);
+    let longest = vec![i32::MAX; 256];
+    let mut rng = StdRng::seed_from_u64(12);
+    let random: Vec<i32> = (0..200).map(|_| rng.random_range(0..100_000)).collect();
+    for (lens, slots) in [(&longest, 256), (&longest, 257), (&longest, 512), (&longest, 1023), (&random, 264), (&random, 528)] {
+        let batch = Batch {
+            lens: lens.clone(),
+            queries: vec![1],
+            heads_per_row: 1,
+            kv_heads: 1,
+            window: None,
+            max_partitions: None,
+            budget: Some(slots),
+        };
+        let want = HostPlan::new(&batch.request(&[1]), &arch).unwrap();
+        let (got, _) = batch.plan(&planner, slots);
+        assert!(got == want, "{} rows in {slots} slots", lens.len());
     }
 }
 

@@ -4,7 +4,7 @@ use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use candle_paged_attn::KvScale;
 use candle_paged_attn::PlanChoice;
 use candle_paged_attn::cache::CacheLayout;
-use candle_paged_attn::plan::{HostPlan, PlanRequest, TileRange, capacity};
+use candle_paged_attn::plan::{HostPlan, PlanRequest, TILE_TOKENS, TileRange, capacity, tile_range};
 use candle_paged_attn::quant::fp8;
 use candle_paged_attn::registry::{Arch, ArchName, Flags, Problem, ScaleMode, Selection, select};
 use cdna_sim::{Counters, Launch, Memory};
@@ -94,7 +94,7 @@ impl TileCall {
             plan_free,
             max_partitions: spec.max_partitions,
             capacity: capacity(&request, &arch)?,
-            kernarg_preload: 16,
+            ..Problem::default()
         };
         let plan = if plan_free { None } else { Some(HostPlan::new(&request, &arch)?) };
         Ok(Self {
@@ -127,7 +127,7 @@ impl TileCall {
         let window = self.case.spec.window;
         let whole = |row: usize| {
             let s = row / heads.max(1);
-            candle_paged_attn::plan::tile_range(self.lens[row], self.starts[s + 1] - self.starts[s], window)
+            tile_range(self.lens[row], self.starts[s + 1] - self.starts[s], window, TILE_TOKENS)
         };
         match &self.plan {
             None => (0..self.lens.len()).map(|row| vec![whole(row)]).collect(),

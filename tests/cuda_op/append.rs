@@ -1,8 +1,8 @@
 //! `AppendAndAttend` over a cache on the GPU.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::AppendAndAttend;
-use candle_paged_attn::cache::{Batch, CacheConfig, CacheDims, CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{Batch, CacheConfig, CacheDims, CacheLayout, ExpectedCalls, KvDtype, PagePool, PagedKvCache, Quantization};
+use candle_paged_attn::{AppendAndAttend, DecodeOptions, cuda};
 use testkit::cases::{CaseSpec, Scales};
 use testkit::reference::floats;
 use testkit::step::{DIMS, Step, config};
@@ -157,5 +157,68 @@ fn an_empty_step_gives_an_empty_output() -> Result<()> {
     let Some(device) = gpu("an_empty_step_gives_an_empty_output") else { return Ok(()) };
     let empty = CaseSpec { lens: vec![], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
     assert_eq!(over_a_cache(&empty, &device, Tables::Host)?.dims(), [0, 8, 128]);
+    Ok(())
+}
+
+/// Nothing is compiled or loaded by calls that a cache was warmed up for.
+#[test]
+fn a_warm_cache_compiles_nothing_more() -> Result<()> {
+    let Some(gpu) = lone_gpu("a_warm_cache_compiles_nothing_more") else { return Ok(()) };
+    let (device, cpu) = (&gpu.device, &Device::Cpu);
+    let dims = CacheDims { pages: 600, page_size: 32, kv_heads: 2, head_dim: 128 };
+    for (dtype, quantization, layout) in
+        [(KvDtype::Bf16, Quantization::None, CacheLayout::Nhd), (KvDtype::Fp8, Quantization::PerToken, CacheLayout::Hnd)]
+    {
+        let cache = PagedKvCache::new(CacheConfig { layers: 1, dims, dtype, layout: Some(layout), quantization }, device)?;
+        let expected = ExpectedCalls {
+            q_heads: 16,
+            dtype: DType::BF16,
+            batch: 9,
+            query_len: 40,
+            max_pages: 64,
+            ragged: true,
+            per_head_tables: false,
+            window: None,
+            softcap: None,
+            softmax_scale: None,
+        };
+        assert!(cache.warm_up(&expected)? > 4);
+        let loaded = cuda::loaded_kernels(device)?;
+        for (batch, query_len, columns) in [(1, 1, 1), (1, 1, 64), (9, 1, 64), (2, 4, 3), (9, 40, 64), (3, 17, 40), (5, 2, 9), (1, 40, 2)] {
+            let lens = vec![(columns * dims.page_size) as u32; batch];
+            let starts: Vec<u32> = (0..=batch).map(|sequence| (sequence * query_len) as u32).collect();
+            let rows = batch * query_len;
+            let slots: Vec<i64> = (0..rows as i64).collect();
+            let op = AppendAndAttend {
+                cache: &cache,
+                layer: 0,
+                slot_mapping: Tensor::new(slots, device)?,
+                block_tables: Tensor::zeros((batch, columns), DType::U32, device)?,
+                context_lens: Tensor::new(lens, device)?,
+                options: DecodeOptions {
+                    query_start: Some(Tensor::new(starts, device)?),
+                    max_query_len: Some(query_len),
+                    ..DecodeOptions::default()
+                },
+            };
+            let random = |heads: usize| Tensor::randn(0f32, 1., (rows, heads, 128), cpu)?.to_dtype(DType::BF16)?.to_device(device);
+            op.apply(&random(16)?, &random(2)?, &random(2)?)?;
+            assert_eq!(cuda::loaded_kernels(device)?, loaded, "{dtype:?}: {batch} x {query_len}, {columns} columns");
+        }
+    }
+    Ok(())
+}
+
+/// What decides is said before anything is written.
+#[test]
+fn a_step_explains_itself() -> Result<()> {
+    let Some(device) = gpu("a_step_explains_itself") else { return Ok(()) };
+    let step = Step::new()?;
+    let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &*device)?;
+    let (op, ..) = step.prefill(&cache, &device)?;
+    let before = floats(&cache.layer(1)?.key.to_device(&Device::Cpu)?)?;
+    let summary = op.explain(&step.q.to_device(&device)?)?;
+    assert!(summary.selection.key.arch.is_cuda() && !summary.selection.reason.is_empty(), "{summary:?}");
+    assert_eq!(floats(&cache.layer(1)?.key.to_device(&Device::Cpu)?)?, before);
     Ok(())
 }

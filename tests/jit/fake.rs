@@ -120,7 +120,9 @@ pub fn spec(kernel: &str) -> Specialization {
         arch: ArchName::Gfx950,
         source: Source::Plan,
         kernel: kernel.to_string(),
-        defines: [("PA_BUCKET", "16"), ("PA_MIN_MAX", "1"), ("PA_RAGGED", "0")].map(|(name, value)| (name.into(), value.into())).into(),
+        defines: [("PA_BUCKET", "16"), ("PA_TILE", "256"), ("PA_MIN_MAX", "1"), ("PA_RAGGED", "0")]
+            .map(|(name, value)| (name.into(), value.into()))
+            .into(),
         options: vec![],
     }
 }

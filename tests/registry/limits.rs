@@ -173,7 +173,10 @@ fn preferred_layouts_are_ones_the_arch_takes() {
     }
     assert_eq!(preferred_layout(&Arch::gfx942(304), KvDtype::Bf16), CacheLayout::Shuffled);
     assert_eq!(preferred_layout(&Arch::gfx950(), KvDtype::Mxfp4), CacheLayout::Hnd);
-    assert_eq!(preferred_layout(&Arch::sm90(), KvDtype::Fp8), CacheLayout::Shuffled);
-    assert_eq!(preferred_layout(&Arch::sm90(), KvDtype::Bf16), CacheLayout::Nhd);
+    // What the tensor cores read.
+    for kv_dtype in [KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8] {
+        let problem = with_layout(&Arch::sm90(), Problem { kv_dtype, ..Problem::default() });
+        assert!(problem.layout == CacheLayout::Nhd && select(&problem, &Arch::sm90()).unwrap().key.cuda.is_some(), "{kv_dtype:?}");
+    }
     assert_eq!(preferred_layout(&Arch::cpu(CpuIsa::Avx2), KvDtype::Fp8), CacheLayout::Nhd);
 }

@@ -124,7 +124,7 @@ fn tasks(case: &Case) -> Result<Vec<Vec<TileRange>>> {
         workgroup_budget: spec.workgroup_budget,
         ..PlanRequest::new(&lens, &query_lens, spec.kv_heads / heads * blocks.div_ceil(lens.len().max(1)).max(1))
     };
-    let plan = if spec.plan_free { HostPlan::free(&request) } else { HostPlan::new(&request, device().arch())? };
+    let plan = if spec.plan_free { HostPlan::free(&request, device().arch()) } else { HostPlan::new(&request, device().arch())? };
     let mut tasks = vec![vec![]; lens.len()];
     for &[row, first, end, _] in plan.work.iter().filter(|record| record[0] >= 0) {
         tasks[row as usize].push(TileRange { first, end });

@@ -3,6 +3,7 @@
 //   nvcc -std=c++17 -O1 -arch=sm_90 -o bench bench.cu -ldl    (KERNELS, NVRTC, ARCH and JOBS in the environment: see compile.h)
 //   bench compile DIR [filter]    where NVRTC is: what the cases below need and DIR lacks
 //   bench file DIR FILE    times the problems of a file: see run_file
+//   bench compile|compare DIR CONTENDERS FILE    the contenders of a file on the problems of another: see compare
 //   bench check|time|sweep|once DIR [filter]    where the GPU is; `once` launches a timed case three times, for a profiler
 
 #include <cuda.h>
@@ -72,6 +73,8 @@ static void release_all() {
 static double read_rate_bytes_per_us = 4.4e6;
 static int sms = 132;
 
+static std::map<CUfunction, CUmodule> modules;
+
 // A compiled kernel; loaded once.
 static CUfunction load(const std::string& root, const Variant::Macros& macros, int shared_bytes) {
     static std::map<std::string, CUfunction> loaded;
@@ -85,6 +88,7 @@ static CUfunction load(const std::string& root, const Variant::Macros& macros, i
         CUmodule module;
         OK(module_load(&module, file.c_str()));
         OK(get(&f, module, "kernel"));
+        modules[f] = module;
         int spilled = 0;
         OK(attribute(&spilled, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, f));
         if (spilled) printf("%s: %d bytes of local memory\n", file.c_str(), spilled);
@@ -94,11 +98,17 @@ static CUfunction load(const std::string& root, const Variant::Macros& macros, i
     return f;
 }
 
+// Blocks of the reducer that share a row's channels: four where rows are so few that SMs would be idle.
+static int reducer_split(int warps, int64_t rows, int head_dim) {
+    const bool divides = head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
+    return warps > 1 && divides && 2 * rows <= sms ? 4 : 1;
+}
+
 struct Call {
     Variant v;
     CUfunction tile{}, reduce{};
     pa::CudaTileArgs p{};
-    int sequences, most_rows, slots, tasks, reduce_warps;
+    int sequences, most_rows, slots, tasks, reduce_warps, reduce_split;
     bool whole;  // every row fits a cluster
 
     CUlaunchConfig config(dim3 grid, int threads, int shared, CUlaunchAttribute* attributes, bool overlapped, CUstream stream) const {
@@ -127,7 +137,7 @@ struct Call {
         r.out = p.out, r.lse = p.lse, r.out_row = p.out_row, r.out_head = p.out_head, r.query_len = p.query_len;
         r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.q_rows = p.q_rows, r.per_head = v.per_head;
         const int heads = reduce_warps == 1 ? 4 : 1;  // of a block
-        c = config(dim3(most_rows, (r.q_heads + heads - 1) / heads, sequences), reduce_warps * heads * 32, 0, attributes, overlapped, stream);
+        c = config(dim3(most_rows * reduce_split, (r.q_heads + heads - 1) / heads, sequences), reduce_warps * heads * 32, 0, attributes, overlapped, stream);
         void* reduce_args[] = {&r};
         OK(start(&c, reduce, reduce_args, nullptr));
     }
@@ -144,12 +154,50 @@ struct Call {
     }
 };
 
+// Median, least and most microseconds a call of each list of calls, replayed in turn as graphs of at least ten calls.
+static std::vector<std::vector<double>> time_graphs(const std::vector<std::vector<Call>>& lists, int replays = 30) {
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    std::vector<cudaGraph_t> graphs(lists.size());
+    std::vector<cudaGraphExec_t> execs(lists.size());
+    for (size_t l = 0; l < lists.size(); l++) {
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (size_t i = 0; i < std::max<size_t>(10, lists[l].size()); i++) lists[l][i % lists[l].size()].launch(stream);
+        OK(cudaStreamEndCapture(stream, &graphs[l]));
+        OK(cudaGraphInstantiate(&execs[l], graphs[l], 0));
+    }
+    cudaEvent_t from, to;
+    OK(cudaEventCreate(&from));
+    OK(cudaEventCreate(&to));
+    std::vector<std::vector<double>> us(lists.size());
+    for (int i = 0; i < replays + 3; i++) {
+        for (size_t l = 0; l < lists.size(); l++) {
+            OK(cudaEventRecord(from, stream));
+            OK(cudaGraphLaunch(execs[l], stream));
+            OK(cudaEventRecord(to, stream));
+            OK(cudaStreamSynchronize(stream));
+            float ms;
+            OK(cudaEventElapsedTime(&ms, from, to));
+            if (i >= 3) us[l].push_back(ms * 1e3 / std::max<size_t>(10, lists[l].size()));
+        }
+    }
+    for (size_t l = 0; l < lists.size(); l++) {
+        std::sort(us[l].begin(), us[l].end());
+        us[l] = {us[l][us[l].size() / 2], us[l].front(), us[l].back()};
+        OK(cudaGraphExecDestroy(execs[l]));
+        OK(cudaGraphDestroy(graphs[l]));
+    }
+    OK(cudaStreamDestroy(stream));
+    return us;
+}
+
 struct Case {
     Variant v;
     Problem problem;
     Form form;
     std::vector<Call> calls;
     std::vector<Row> rows;
+    std::vector<int> lens, row_queries;  // of the plan's rows
     int64_t kv_bytes = 0;
     int pages = 0;
 
@@ -158,7 +206,7 @@ struct Case {
     Case(const Variant& v, const Problem& problem, int caches, bool poisoned) : v(v), problem(problem) {
         const int S = v.page, D = v.head_dim, H = problem.kv_heads, B = int(problem.contexts.size()), R = v.per_head ? B * H : B;
         form = {v.kv, v.query == 2 ? F32 : v.query, D, S, v.group, v.per_head, v.window, v.softcap, v.scales, v.layout, v.kv_bits()};
-        std::vector<int> lens, row_queries, starts = {0};
+        std::vector<int> starts = {0};
         for (int b = 0; b < B; b++) {
             const int len = v.ragged ? 1 + (problem.query_len + b * 7) % problem.query_len : problem.query_len;
             for (int i = 0; i < len; i++) rows.push_back({b, i, len});
@@ -189,18 +237,8 @@ struct Case {
             }
         }
         Call call;
-        call.v = v;
-        call.tile = load(v.root(), v.tile_macros(), v.shared_bytes());
-        const int C = v.cluster, fit = C > 1 ? call.most_clusters() * C : sms;
-        Plan plan = dev::plan(lens, row_queries, problem.window, v.tile, problem.capacity ? problem.capacity : std::max(fit / (v.per_head ? 1 : H), 1),
-                              problem.max_partitions);
-        while (plan.work.size() % C) plan.work.push_back({-1, 0, 0, 0});
-        call.slots = int(plan.work.size());
-        call.reduce_warps = call.slots > 32 * C * R ? 8 : call.slots > 8 * C * R ? 4 : 1;
-        call.reduce = load("reduce", v.reduce_macros(call.reduce_warps), 0);
         pa::CudaTileArgs& p = call.p;
         auto keep = [](auto* at) { owned.push_back((void*)at); return at; };
-        p.work = keep(device(plan.work)), p.reduce = keep(device(plan.reduce));
         p.block_tables = keep(device(tables)), p.context_lens = keep(device(lens));
         if (v.ragged) p.query_start = keep(device(starts));
         p.table_row = p.max_pages = int(widest + 2), p.plan_rows = R, p.q_rows = int(rows.size()), p.pages = pages, p.kv_heads = H, p.query_len = problem.query_len;
@@ -218,15 +256,8 @@ struct Case {
         for (int h = 0; h < heads; h++) sinks.push_back(2.0f * noise(h + 5000));
         p.sinks = problem.sinks ? keep(device(sinks)) : nullptr;
         call.sequences = B, call.most_rows = problem.query_len;
-        p.rows = (problem.query_len * v.group + v.rows() - 1) / v.rows() * v.rows();
-        call.whole = true;
-        for (auto r : plan.reduce) call.whole = call.whole && (r.count == 0 || r.first_slot / C == (r.first_slot + r.count - 1) / C);
-        call.tasks = 0;
-        for (auto w : plan.work) call.tasks += w.row >= 0;
-        const int64_t q_count = int64_t(rows.size()) * heads * D, states = int64_t(call.slots) * (v.per_head ? 1 : H) * p.rows;
-        p.partial = (float*)allocate(states * (D + 2) * 4);
-        p.statistics = p.partial + states * D;
-        OK(cudaMemset(p.partial, 0xff, states * (D + 2) * 4));
+        choose(call, v, problem.capacity);
+        const int64_t q_count = int64_t(rows.size()) * heads * D;
         p.q = allocate(q_count * v.query_bytes());
         fill<<<64, 256>>>(form.query, (void*)p.q, q_count, 99, 1.5f);
         std::vector<float> k_scales, v_scales;
@@ -256,12 +287,39 @@ struct Case {
         OK(cudaGetLastError());
     }
 
+    // The kernels of a variant that differs in nothing the caches know of, its plan and its room for partial results.
+    void choose(Call& call, const Variant& v, int capacity) const {
+        const int H = problem.kv_heads, R = int(lens.size());
+        call.v = v;
+        call.tile = load(v.root(), v.tile_macros(), v.shared_bytes());
+        const int C = v.cluster, fit = C > 1 ? call.most_clusters() * C : sms;
+        Plan plan = dev::plan(lens, row_queries, problem.window, v.tile, capacity ? capacity : std::max(fit / (v.per_head ? 1 : H), 1), problem.max_partitions);
+        while (plan.work.size() % C) plan.work.push_back({-1, 0, 0, 0});
+        call.slots = int(plan.work.size());
+        call.reduce_warps = call.slots > 32 * C * R ? 8 : call.slots > 8 * C * R ? 4 : 1;
+        call.reduce_split = reducer_split(call.reduce_warps, rows.size() * H * v.group, v.head_dim);
+        call.reduce = load("reduce", v.reduce_macros(call.reduce_warps, call.reduce_split), 0);
+        pa::CudaTileArgs& p = call.p;
+        p.work = device(plan.work), p.reduce = device(plan.reduce);
+        owned.push_back((void*)p.work), owned.push_back((void*)p.reduce);
+        p.rows = (problem.query_len * v.group + v.rows() - 1) / v.rows() * v.rows();
+        call.whole = true;
+        for (auto r : plan.reduce) call.whole = call.whole && (r.count == 0 || r.first_slot / C == (r.first_slot + r.count - 1) / C);
+        call.tasks = 0;
+        for (auto w : plan.work) call.tasks += w.row >= 0;
+        const int64_t states = int64_t(call.slots) * (v.per_head ? 1 : H) * p.rows;
+        p.partial = (float*)allocate(states * (v.head_dim + 2) * 4);
+        p.statistics = p.partial + states * v.head_dim;
+        OK(cudaMemset(p.partial, 0xff, states * (v.head_dim + 2) * 4));
+    }
+
     // Largest error of the output over the largest |reference|, and of the LSE; NaN and unwritten elements count as infinite.
-    std::pair<double, double> error() {
-        const pa::CudaTileArgs& p = calls[0].p;
+    std::pair<double, double> error() { return error(calls[0]); }
+    std::pair<double, double> error(const Call& call) {
+        const pa::CudaTileArgs& p = call.p;
         const int heads = problem.kv_heads * v.group, D = v.head_dim;
         // Twice: the second call meets what the first has left in the workspace.
-        for (int i = 0; i < 2; i++) calls[0].launch(nullptr);
+        for (int i = 0; i < 2; i++) call.launch(nullptr);
         OK(cudaDeviceSynchronize());
         const int longest = std::max(*std::max_element(problem.contexts.begin(), problem.contexts.end()), 1);
         const int64_t n = int64_t(rows.size()) * heads;
@@ -296,36 +354,7 @@ struct Case {
         return {worst / most, worst_lse};
     }
 
-    // Median, least and most microseconds a call.
-    std::vector<double> time(int least_calls = 10, int replays = 30) {
-        cudaStream_t stream;
-        OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        const int count = std::max(least_calls, int(calls.size()));
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
-        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        for (int i = 0; i < count; i++) calls[i % calls.size()].launch(stream);
-        OK(cudaStreamEndCapture(stream, &graph));
-        OK(cudaGraphInstantiate(&exec, graph, 0));
-        cudaEvent_t from, to;
-        OK(cudaEventCreate(&from));
-        OK(cudaEventCreate(&to));
-        std::vector<double> us;
-        for (int i = 0; i < replays + 3; i++) {
-            OK(cudaEventRecord(from, stream));
-            OK(cudaGraphLaunch(exec, stream));
-            OK(cudaEventRecord(to, stream));
-            OK(cudaStreamSynchronize(stream));
-            float ms;
-            OK(cudaEventElapsedTime(&ms, from, to));
-            if (i >= 3) us.push_back(ms * 1e3 / count);
-        }
-        std::sort(us.begin(), us.end());
-        OK(cudaGraphExecDestroy(exec));
-        OK(cudaGraphDestroy(graph));
-        OK(cudaStreamDestroy(stream));
-        return {us[us.size() / 2], us.front(), us.back()};
-    }
+    std::vector<double> time() const { return time_graphs({calls})[0]; }
 };
 
 static int failures = 0;
@@ -339,7 +368,11 @@ static bool skipped(const Variant& v, const Problem& problem) {
         wanted[file] = {root, file, macros};
     };
     want(v.root(), v.tile_macros());
-    for (int warps : {1, 4, 8}) want("reduce", v.reduce_macros(warps));
+    for (int warps : {1, 4, 8}) {
+        for (int split : {1, 4}) {
+            if (split == 1 || reducer_split(warps, 1, v.head_dim) > 1) want("reduce", v.reduce_macros(warps, split));
+        }
+    }
     return true;
 }
 
@@ -375,6 +408,88 @@ static double measure(const Variant& v, const Problem& problem) {
     fflush(stdout);
     release_all();
     return us[0];
+}
+
+// Variants of a problem on the same caches, replayed in turn: the first one's time, the others' over it. Each has a folder of kernels and a
+// capacity; outputs are prefilled with NaN and compared with the first one's.
+struct Contender {
+    std::string name, folder;
+    Variant v;
+    int capacity;
+};
+
+static void contend(const Problem& problem, const std::vector<Contender>& contenders) {
+    int64_t bytes = 0;
+    for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * 128 * 2 * contenders[0].v.kv_bits() / 8;
+    const int caches = std::max(3, std::min(128, int((getenv("ROTATE") ? atof(getenv("ROTATE")) : 400e6) / std::max<int64_t>(bytes, 1000000)) + 1));
+    folder = contenders[0].folder;
+    Case c(contenders[0].v, problem, caches, false);
+    std::vector<std::vector<Call>> lists;
+    std::vector<double> errors;
+    std::vector<uint16_t> first;
+    for (const Contender& x : contenders) {
+        folder = x.folder;
+        Call chosen = c.calls[0];
+        c.choose(chosen, x.v, x.capacity);
+        std::vector<Call> calls;
+        for (Call call : c.calls) {
+            pa::CudaTileArgs p = chosen.p;
+            p.key = call.p.key, p.value = call.p.value, p.k_scale = call.p.k_scale, p.v_scale = call.p.v_scale, p.out = call.p.out, p.lse = call.p.lse;
+            call = chosen, call.p = p;
+            calls.push_back(call);
+        }
+        lists.push_back(calls);
+        const size_t n = c.rows.size() * problem.kv_heads * x.v.group * x.v.head_dim;
+        std::vector<uint16_t> out(n);
+        double worst = 0, most = 1e-30;
+        for (size_t i : {size_t(0), calls.size() - 1}) {
+            OK(cudaMemset(calls[i].p.out, 0xff, n * 2));
+            for (int again = 0; again < 2; again++) calls[i].launch(nullptr);
+            OK(cudaMemcpy(out.data(), calls[i].p.out, n * 2, cudaMemcpyDeviceToHost));
+            std::vector<uint16_t> want = i == 0 ? (first.empty() ? first = out : first) : out;
+            auto value = [](uint16_t x) { uint32_t bits = uint32_t(x) << 16; float y; memcpy(&y, &bits, 4); return double(y); };
+            for (size_t j = 0; j < n; j++) {
+                const double e = fabs(value(out[j]) - value(want[j]));
+                worst = e <= 1e30 ? std::max(worst, e) : INFINITY, most = std::max(most, fabs(value(want[j])));
+            }
+        }
+        errors.push_back(worst / most);
+        if (!(errors.back() < 1e-2)) failures++;
+    }
+    const auto us = time_graphs(lists, bytes > 400e6 ? 15 : 30);
+    if (getenv("STAMPS")) {
+        static auto global = entry<decltype(cuModuleGetGlobal)>("cuModuleGetGlobal");
+        for (size_t l = 0; l < lists.size(); l++) {
+            std::vector<unsigned long long> a(16 * 4096), b(16 * 4096);
+            CUdeviceptr at;
+            size_t size;
+            const Call& last = lists[l].back();
+            if (global(&at, &size, modules[last.tile], "_ZN2pa9pa_stampsE")) continue;
+            OK(cudaMemset((void*)at, 0, size));
+            time_graphs({lists[l]}, 1);
+            OK(cudaMemcpy(a.data(), (void*)at, size, cudaMemcpyDeviceToHost));
+            OK(CUresult(global(&at, &size, modules[last.reduce], "_ZN2pa9pa_stampsE")));
+            OK(cudaMemcpy(b.data(), (void*)at, size, cudaMemcpyDeviceToHost));
+            unsigned long long zero = ~0ull;
+            for (int i = 0; i < 4096; i++) if (a[2 * 4096 + i]) zero = std::min(zero, a[2 * 4096 + i]);
+            printf("   stamps %-5s", contenders[l].name.c_str());
+            auto show = [&](const std::vector<unsigned long long>& x, int stamp) {
+                std::vector<double> at;
+                for (int i = 0; i < 4096; i++) if (x[stamp * 4096 + i]) at.push_back((double(x[stamp * 4096 + i]) - double(zero)) / 1e3);
+                std::sort(at.begin(), at.end());
+                if (!at.empty()) printf(" %d:%.1f/%.1f/%.1f", stamp, at.front(), at[at.size() / 2], at.back());
+            };
+            for (int i = 0; i < 10; i++) show(a, i);
+            printf(" |");
+            for (int i = 0; i < 5; i++) show(b, i);
+            printf("\n");
+        }
+    }
+    printf("%-30s %-4s %7.2f %5.1f%%", problem.name.c_str(), contenders[0].v.kv == FP8 ? "fp8" : "bf16", us[0][0], 100 * bytes / read_rate_bytes_per_us / us[0][0]);
+    for (size_t i = 1; i < us.size(); i++) printf("  %s %5.3f%s", contenders[i].name.c_str(), us[i][0] / us[0][0], errors[i] < 1e-2 ? "" : " BAD");
+    printf("\n");
+    fflush(stdout);
+    release_all();
 }
 
 static __global__ void read_kernel(const uint4* at, int64_t n, uint4* out) {
@@ -420,9 +535,13 @@ int main(int argc, char** argv) {
     if (argc < 3) return fprintf(stderr, "usage: bench compile|check|time|sweep|once DIR [filter]\n"), 2;
     mode = argv[1], folder = argv[2], filter = argc > 3 ? argv[3] : "";
     const std::string path = filter;
-    if (mode == "file") filter = "";
+    if (mode == "file" || argc > 4) filter = "";
     if (mode == "compile") {
-        run_checks(), run_times(), run_sweep();
+        if (argc > 4) {
+            compare(argv[3], argv[4]);
+        } else {
+            run_checks(), run_times(), run_sweep();
+        }
         return compile_all(wanted, getenv("KERNELS") ? getenv("KERNELS") : "kernels", getenv("ARCH") ? getenv("ARCH") : "sm_90a");
     }
     cudaDeviceProp properties;
@@ -436,7 +555,7 @@ int main(int argc, char** argv) {
         int driver = 0;
         OK(cudaDriverGetVersion(&driver));
         printf("%s, %d SMs, driver CUDA %d, read %.3f TB/s\n", properties.name, sms, driver, read_rate_bytes_per_us / 1e6);
-        mode == "sweep" ? run_sweep() : mode == "file" ? run_file(path) : run_times();
+        mode == "compare" ? compare(argv[3], argv[4]) : mode == "sweep" ? run_sweep() : mode == "file" ? run_file(path) : run_times();
     }
     printf("%d failures\n", failures);
     return failures != 0;

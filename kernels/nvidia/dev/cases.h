@@ -11,7 +11,7 @@ static Variant decode(int kv, int warps = 8) {
 static Variant verify(int kv) {
     Variant v = decode(kv);
     v.name += " verify";
-    v.row_warps = 4, v.groups = kv == FP8 ? 2 : 3, v.stages = kv == FP8 ? 3 : 2, v.chunk = 64, v.warpgroup = true;
+    v.row_warps = 4, v.groups = 2, v.stages = 3, v.chunk = 64, v.warpgroup = true;
     return v;
 }
 
@@ -57,6 +57,15 @@ static void check_family(int kv, double bound) {
     Problem sinks = ragged("q4 h1 g16 w600", 4, 1, 600);
     sinks.sinks = true;
     check(with(d, " all", everything), sinks, bound);
+    // Rows so few that blocks of the reducer share their channels.
+    Problem few = sinks;
+    few.name = "q1 h1 g16 few rows w600", few.contexts = {5000, 1300}, few.query_len = 1;
+    check(with(d, " all", everything), few, bound);
+    few.name = "q1 h1 g16 few rows", few.contexts = {16000, 3}, few.window = 0;
+    for (int capacity : {132, 40}) {
+        few.capacity = capacity;
+        check(d, few, bound);
+    }
     check(w, ragged("q4 h1 g16", 4, 1), bound);
     check(with(w, " g7", group(7)), ragged("q5 h2 g7", 5, 2), bound);
     check(with(w, " ragged per head", [](Variant& v) { v.ragged = v.per_head = true; }), ragged("q5 h2 g16", 5, 2), bound);
@@ -130,10 +139,11 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
 
 // The shape for a problem on an H200: what docs/cuda-notes.md tabulates. With more rows than half the SMs, two blocks an SM.
 static Variant best(int kv, const Problem& p) {
-    if (p.query_len > 1) return verify(kv);
+    const bool many = int(p.contexts.size()) > sms / 2;
+    if (p.query_len > 1) return kv != FP8 && many ? with(verify(kv), " g3", [](Variant& v) { v.groups = 3, v.stages = 2; }) : verify(kv);
     int64_t tokens = 0;
     for (int c : p.contexts) tokens += c;
-    if (int(p.contexts.size()) > sms / 2) return cut(kv, 4, 3, kv == FP8 ? 32 : 16, 256, 1);
+    if (many) return cut(kv, 4, 3, kv == FP8 ? 32 : 16, 256, 1);
     if (tokens <= 16384) return cut(kv, 4, 3, 32, 128, 1);
     return kv == FP8 ? cut(kv, 8, 3, 32, 256, 1) : cut(kv, 4, 3, 32, 256, 1);
 }
@@ -156,8 +166,9 @@ static void time_best(int kv, Problem p) {
 
 static void time_problem(const Problem& bf16, const Problem& fp8) { time_best(BF16, bf16), time_best(FP8, fp8); }
 
-// Lines of: name, FP8 or not, query rows, the best peer's time or 0, contexts.
-static void run_file(const std::string& path) {
+// Lines of: name, FP8 or not, query rows, the best peer's time or 0, contexts. Calls run(kv, problem).
+template <class F>
+static void each_problem(const std::string& path, F run) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
         std::stringstream words(line);
@@ -165,8 +176,49 @@ static void run_file(const std::string& path) {
         int fp8 = 0;
         words >> p.name >> fp8 >> p.query_len >> p.peer_us;
         for (int c; words >> c;) p.contexts.push_back(c);
-        time_best(fp8 ? FP8 : BF16, p);
+        run(fp8 ? FP8 : BF16, p);
     }
+}
+
+static void run_file(const std::string& path) { each_problem(path, time_best); }
+
+// Contenders: lines of a name, a folder beside the first argument's, and what differs from the best variant, key=value. `only` names the problems:
+// a part of "decode bf16 NAME". A problem whose name ends in p16 has pages of 16 tokens.
+static void compare(const std::string& contenders, const std::string& problems) {
+    const std::string own = folder.substr(folder.rfind('/') + 1), beside = folder + "/../";
+    std::ifstream file(contenders);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    each_problem(problems, [&](int kv, Problem p) {
+        std::vector<Contender> all;
+        const bool small_pages = p.name.size() > 3 && p.name.substr(p.name.size() - 3) == "p16";
+        for (const std::string& line : lines) {
+            std::stringstream words(line);
+            Contender x;
+            words >> x.name >> x.folder;
+            x.v = best(kv, p), x.capacity = best_slots(p);
+            if (small_pages) x.v.page = 16;
+            bool wanted_here = mode == "compare" || x.folder == own;
+            for (std::string word; words >> word;) {
+                const std::string key = word.substr(0, word.find('=')), text = word.substr(word.find('=') + 1);
+                const int value = atoi(text.c_str());
+                if (key == "only") {
+                    const std::string what = std::string(p.query_len > 1 ? "verify " : "decode ") + (kv == FP8 ? "fp8 " : "bf16 ") + p.name;
+                    wanted_here = wanted_here && what.find(text) != std::string::npos;
+                }
+                if (key == "slots") x.capacity = value;
+                if (key == "sms") x.capacity = value * sms;
+                if (key == "groups") x.v.groups = value;
+                if (key == "stages") x.v.stages = value;
+                if (key == "chunk") x.v.chunk = value;
+                if (key == "tile") x.v.tile = value;
+            }
+            x.folder = beside + x.folder;
+            if (wanted_here) all.push_back(x);
+        }
+        if (mode != "compile") return contend(p, all);
+        for (const Contender& x : all) skipped(x.v, p);
+    });
 }
 
 static const Timed LARGE16[] = {

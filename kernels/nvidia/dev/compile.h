@@ -50,6 +50,8 @@ inline bool compile(const Unit& unit, const std::string& kernels, const std::str
     std::vector<const char*> texts, names;
     for (const auto& [name, text] : all) names.push_back(name.c_str()), texts.push_back(text.c_str());
     std::vector<std::string> options = {"--gpu-architecture=" + arch, "--std=c++17", "-lineinfo", "-DPA_KERNEL=kernel"};
+    std::stringstream extra(getenv("DEFINES") ? getenv("DEFINES") : "");
+    for (std::string option; extra >> option;) options.push_back(option);
     for (const auto& [key, value] : unit.macros) options.push_back("-DPA_" + key + "=" + std::to_string(value));
     std::vector<const char*> flags;
     for (const auto& option : options) flags.push_back(option.c_str());

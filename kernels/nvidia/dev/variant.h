@@ -49,8 +49,8 @@ struct Variant {
                 {"ROW_WARPS", row_warps}, {"GROUPS", groups}, {"STAGES", stages}, {"CHUNK", chunk}, {"CLUSTER", cluster},
                 {"WARPGROUP", warpgroup}, {"SHARED_BYTES", shared_bytes()}};
     }
-    Macros reduce_macros(int warps) const {
-        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"CLUSTER", cluster}, {"WARPS", warps}};
+    Macros reduce_macros(int warps, int split) const {
+        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"CLUSTER", cluster}, {"WARPS", warps}, {"SPLIT", split}};
     }
     static std::string file(const std::string& root, const Macros& macros) {
         std::string name = root;
