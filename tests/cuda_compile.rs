@@ -6,7 +6,7 @@ use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::cuda::specialize::{self, REDUCER_WARPS, WriteKey};
 use candle_paged_attn::jit::{Compiler, JitSettings, Specialization};
-use candle_paged_attn::registry::{Arch, Problem, ScaleMode, select};
+use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
 
 fn problems() -> Vec<Problem> {
     let base = Problem { layout: CacheLayout::Nhd, capacity: 132, ..Problem::default() };
@@ -83,6 +83,13 @@ fn frame_bytes(cubin: &[u8]) -> u32 {
     frame
 }
 
+/// Whether a kernel for `sm_90a` has an asynchronous copy that the GPU refuses as an illegal instruction: the ptxas of CUDA 13.0 makes one of a copy
+/// with an L2 policy where a thread copies many rows at once. No copy of these kernels has the operands that the encoding stands for.
+fn has_illegal_copy(cubin: &[u8]) -> bool {
+    const COPY_OFF_A_UNIFORM_REGISTER: u16 = 0xdae;
+    cubin.chunks_exact(16).any(|x| u16::from_le_bytes([x[0], x[1]]) & 0xfff == COPY_OFF_A_UNIFORM_REGISTER && x[8..10] == [0x40, 0x1d])
+}
+
 /// Bytes of registers that may go to memory: a few where head_dim 256 fills the registers with the output, and in the plain tile.
 fn spills_allowed(spec: &Specialization) -> u32 {
     if spec.kernel.contains("_d256_") || spec.kernel.ends_with("plain") { 192 } else { 0 }
@@ -100,6 +107,9 @@ fn every_kernel_compiles_without_spills() {
                     return;
                 }
                 Err(error) => failed.push(format!("{} {}: {error}", spec.arch, spec.kernel)),
+                Ok(cubin) if arch.name == ArchName::Sm90 && has_illegal_copy(&cubin) => {
+                    failed.push(format!("{} {}: an illegal instruction {:?}", spec.arch, spec.kernel, spec.defines))
+                }
                 Ok(cubin) => match frame_bytes(&cubin) {
                     bytes if bytes <= spills_allowed(&spec) => {}
                     bytes => failed.push(format!("{} {}: {bytes} bytes of local memory {:?}", spec.arch, spec.kernel, spec.defines)),

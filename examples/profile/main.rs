@@ -11,6 +11,8 @@
 //! Times are predictions (`cdna-profile`); every table says so. Counts are of one workgroup: a run with two tiles more, less a run without.
 
 mod call;
+#[cfg(test)]
+mod fp8_tests;
 mod measure;
 #[path = "../explain/shape.rs"]
 mod shape;

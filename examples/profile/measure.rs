@@ -65,6 +65,8 @@ pub enum Span {
 pub struct Cost {
     pub counts: Counts,
     pub us: f64,
+    /// VGPRs and AGPRs of a wave.
+    pub registers: usize,
     /// Whether a second launch merges partial results.
     pub reduced: bool,
 }
@@ -81,7 +83,8 @@ pub fn cost(selection: Selection, query_len: usize, span: Span) -> Result<Cost> 
             (run.counts.per(&Counts::default(), waves), estimate(&kernel, &run, 1, machine.fill))
         }
     };
-    Ok(Cost { counts, us: machine.us(timing.cycles), reduced: kernel.selection.needs_reducer() })
+    let registers = kernel.static_counts()?.registers;
+    Ok(Cost { counts, us: machine.us(timing.cycles), registers, reduced: kernel.selection.needs_reducer() })
 }
 
 /// A steady tile: what a wave executes, and what one workgroup alone is predicted to take.

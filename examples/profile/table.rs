@@ -110,9 +110,9 @@ pub fn workloads(lines: &[Line]) -> String {
 /// Schedules before and after, in Markdown: docs/kernels.md shows this table.
 pub fn variants(measured: &[Measured]) -> String {
     let mut text =
-        "| | flags | shape | over | instructions | VALU | conversions | LDS | barriers | waits that drain K, V | predicted us |\n"
+        "| | flags | shape | over | instructions | VALU | conversions | LDS | barriers | waits that drain K, V | registers | predicted us |\n"
             .to_string();
-    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|\n");
+    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for Measured { variant, costs } in measured {
         let pair = |of: &dyn Fn(&Cost) -> String| {
             let [before, after] = costs.each_ref().map(of);
@@ -132,6 +132,7 @@ pub fn variants(measured: &[Measured]) -> String {
             number(|c| c.lds),
             number(|c| c.barriers),
             number(drains),
+            pair(&|cost| cost.registers.to_string()),
             pair(&|cost| format!("{:.2}", cost.us)),
         ];
         let _ = writeln!(text, "| {} |", cells.join(" | "));

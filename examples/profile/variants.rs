@@ -34,6 +34,7 @@ pub enum Removes {
     /// Waits that drain K or V.
     Drains,
     ScalarLoads,
+    Registers,
     /// Bytes that go through the caches.
     CachedBytes,
     /// The second launch.
@@ -52,19 +53,44 @@ const fn tile(
     Variant { row, beside, flags, shape, span: Span::Tile, removes }
 }
 
-const fn task(row: &'static str, flags: &'static [&'static str], shape: &'static str, removes: Removes) -> Variant {
-    Variant { row, beside: &[], flags, shape, span: Span::Task, removes }
+const fn task(
+    row: &'static str,
+    beside: &'static [&'static str],
+    flags: &'static [&'static str],
+    shape: &'static str,
+    removes: Removes,
+) -> Variant {
+    Variant { row, beside, flags, shape, span: Span::Task, removes }
 }
 
+const SCALES_LATE: &[&str] = &["FP8_LOOP_SCALES_LATE"];
+const SCALES: &[&str] = &["FP8_LOOP_SCALES_LATE", "FP8_SCALES_AFTER_Q"];
+const LEAN: &[&str] = &["FP8_LOOP_SCALES_LATE", "FP8_SCALES_AFTER_Q", "FP8_MTP4_LEAN"];
 const VPIPE: &[&str] = &["PAGE16_VPIPE"];
 const VPIPE_IDS: &[&str] = &["PAGE16_VPIPE", "PAGE16_PAGES_FIRST"];
+
+const HEAD256_FP8: &str = "--kv fp8 --head-dim 256 --q-heads 8 --page-size 64 --batch 8 --context 8192";
+const HEAD256_BF16: &str = "--kv bf16 --head-dim 256 --q-heads 8 --page-size 64 --batch 8 --context 8192";
+const PER_TOKEN: &str = "--kv fp8 --scales per-token --batch 8 --context 8192";
+const PER_TOKEN_VERIFY: &str = "--kv fp8 --scales per-token --query-len 4 --batch 8 --context 8192";
 
 /// Every schedule that is written.
 pub const VARIANTS: &[Variant] = &[
     tile("K1", &[], &["BF16_MTP_FUSED"], "--kv bf16 --query-len 4 --batch 8 --context 8192", Removes::Barriers),
     tile("K2", &[], &["BF16_DECODE_NT_KV"], "--kv bf16 --batch 8 --context 8192", Removes::CachedBytes),
-    task("K2", &["DECODE_Q_EARLY"], "--kv bf16 --batch 4 --context 8192", Removes::Valu),
-    task("K2", &["DECODE_Q_EARLY"], "--kv fp8 --batch 4 --context 8192", Removes::Instructions),
+    task("K2", &[], &["DECODE_Q_EARLY"], "--kv bf16 --batch 4 --context 8192", Removes::Valu),
+    task("K2", &[], &["DECODE_Q_EARLY"], "--kv fp8 --batch 4 --context 8192", Removes::Instructions),
+    tile("K3", &[], SCALES_LATE, PER_TOKEN, Removes::Instructions),
+    task("K3", SCALES_LATE, &["FP8_SCALES_AFTER_Q"], PER_TOKEN, Removes::Drains),
+    tile("K4", SCALES, &["FP8_MTP4_LEAN"], PER_TOKEN_VERIFY, Removes::Barriers),
+    tile(
+        "K4",
+        LEAN,
+        &["FP8_MTP4_Q_LDS"],
+        "--kv fp8 --scales per-token --q-heads 8 --query-len 4 --batch 8 --context 8192",
+        Removes::Registers,
+    ),
+    tile("K4", LEAN, &["FP8_MTP4_PAGES_AHEAD"], PER_TOKEN_VERIFY, Removes::Instructions),
     tile("K5", &[], VPIPE, "--kv fp8 --page-size 16 --batch 8 --context 8192", Removes::Time),
     tile("K5", &[], VPIPE, "--kv bf16 --page-size 16 --batch 8 --context 8192", Removes::Time),
     tile("K5", &[], VPIPE, "--kv fp8 --scales per-token --page-size 16 --batch 8 --context 8192", Removes::Time),
@@ -72,20 +98,14 @@ pub const VARIANTS: &[Variant] = &[
     tile("K5", VPIPE, &["PAGE16_PAGES_FIRST"], "--kv bf16 --page-size 16 --batch 8 --context 8192", Removes::Drains),
     tile("K5", VPIPE_IDS, &["PAGE16_EARLY_K"], "--kv fp8 --page-size 16 --batch 8 --context 8192", Removes::Time),
     tile("K6", &[], &["FP8_DECODE_NT_V"], "--kv fp8 --batch 8 --context 32768", Removes::CachedBytes),
-    task("K7", &["DIRECT_OUTPUT"], "--kv bf16 --batch 64 --context 1024 --max-partitions 1", Removes::Reducer),
-    task("K9", &["PACKED_Q_ABSMAX"], "--kv fp8 --batch 8 --context 8192", Removes::Valu),
-    task("K9", &["PACKED_Q_ABSMAX"], "--kv fp8 --query-len 4 --batch 8 --context 8192", Removes::Valu),
-    tile("K10", &[], &["HEAD256_PIPE"], "--kv fp8 --head-dim 256 --q-heads 8 --page-size 64 --batch 8 --context 8192", Removes::Time),
-    tile("K10", &[], &["HEAD256_PIPE"], "--kv bf16 --head-dim 256 --q-heads 8 --page-size 64 --batch 8 --context 8192", Removes::Time),
-    tile(
-        "K10",
-        &["HEAD256_PIPE"],
-        &["HEAD256_INTERIOR_UNMASKED"],
-        "--kv fp8 --head-dim 256 --q-heads 8 --page-size 64 --batch 8 --context 8192",
-        Removes::Instructions,
-    ),
-    task("K11", &["KERNARG_PRELOAD"], "--kv bf16 --batch 4 --context 8192", Removes::ScalarLoads),
-    task("K11", &["KERNARG_PRELOAD"], "--kv mxfp4 --page-size 16 --batch 4 --context 8192", Removes::ScalarLoads),
+    task("K7", &[], &["DIRECT_OUTPUT"], "--kv bf16 --batch 64 --context 1024 --max-partitions 1", Removes::Reducer),
+    task("K9", &[], &["PACKED_Q_ABSMAX"], "--kv fp8 --batch 8 --context 8192", Removes::Valu),
+    task("K9", &[], &["PACKED_Q_ABSMAX"], "--kv fp8 --query-len 4 --batch 8 --context 8192", Removes::Valu),
+    tile("K10", &[], &["HEAD256_PIPE"], HEAD256_FP8, Removes::Time),
+    tile("K10", &[], &["HEAD256_PIPE"], HEAD256_BF16, Removes::Time),
+    tile("K10", &["HEAD256_PIPE"], &["HEAD256_INTERIOR_UNMASKED"], HEAD256_BF16, Removes::Instructions),
+    task("K11", &[], &["KERNARG_PRELOAD"], "--kv bf16 --batch 4 --context 8192", Removes::ScalarLoads),
+    task("K11", &[], &["KERNARG_PRELOAD"], "--kv mxfp4 --page-size 16 --batch 4 --context 8192", Removes::ScalarLoads),
     tile("K12", &[], &["FP8_PACK_NO_OLD"], "--kv fp8 --batch 8 --context 8192", Removes::Valu),
     tile("K12", &[], &["FP8_PACK_NO_OLD"], "--kv fp8 --query-len 4 --batch 8 --context 8192", Removes::Valu),
     tile("K13", &["MXFP4_TILE"], &["MXFP4_STAGED_PAGES"], "--kv mxfp4 --page-size 16 --batch 8 --context 8192", Removes::ScalarLoads),
@@ -120,6 +140,7 @@ impl Measured {
             Removes::Barriers => cost.counts.barriers,
             Removes::Drains => drains(&cost.counts),
             Removes::ScalarLoads => cost.counts.scalar_loads,
+            Removes::Registers => cost.registers as f64,
             Removes::CachedBytes => cached(&cost.counts),
             Removes::Reducer => f64::from(u8::from(cost.reduced)),
             Removes::Time => cost.us,

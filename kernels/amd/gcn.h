@@ -12,6 +12,7 @@ typedef unsigned u32;
 typedef unsigned long u64;
 typedef u32 u32x2 __attribute__((ext_vector_type(2)));
 typedef u32 u32x4 __attribute__((ext_vector_type(4)));
+typedef u32 u32x8 __attribute__((ext_vector_type(8)));
 typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef u16 u16x2 __attribute__((ext_vector_type(2)));
@@ -116,11 +117,17 @@ PA_DEVICE float parked(float x) {
 PA_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 PA_DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 PA_DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+#if defined(__gfx950__)
+PA_DEVICE float max(float a, float b) { return __builtin_elementwise_maximum(a, b); }
+#else
 PA_DEVICE float max(float a, float b) { return __builtin_fmaxf(a, b); }
+#endif
 PA_DEVICE int max(int a, int b) { return a > b ? a : b; }
 PA_DEVICE int min(int a, int b) { return a < b ? a : b; }
 PA_DEVICE u32 bits(float x) { return __builtin_bit_cast(u32, x); }
 PA_DEVICE float from_bits(u32 x) { return __builtin_bit_cast(float, x); }
+// A word with the lowest `count` bits set: none below 1, all above 31.
+PA_DEVICE u32 low_bits(int count) { return (u64(0xffffffff) << min(max(count, 0), 32)) >> 32; }
 PA_DEVICE float largest(f32x4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
 PA_DEVICE float sum(f32x4 x) { return (x.x + x.y) + (x.z + x.w); }
 
@@ -258,5 +265,26 @@ PA_DEVICE f32x4 multiply(u32x4 a, u32x4 b, f32x4 c) {
 #endif
     }
 }
+
+// Units of one or two steps that an instruction takes at once.
+template <int WIDTH>
+struct Operand {
+    u32x4 unit[WIDTH];
+};
+
+template <Element E>
+PA_DEVICE f32x4 multiply(const Operand<1> &a, const Operand<1> &b, f32x4 c) {
+    return multiply<E>(a.unit[0], b.unit[0], c);
+}
+
+#if defined(__gfx950__)
+// FP8 over both steps: a lane's 32 bytes are the same elements of A and B, whichever they are, and no scale is theirs.
+template <Element E>
+PA_DEVICE f32x4 multiply(const Operand<2> &a, const Operand<2> &b, f32x4 c) {
+    static_assert(E == Element::FP8);
+    auto whole = [](const Operand<2> &x) { return __builtin_shufflevector(x.unit[0], x.unit[1], 0, 1, 2, 3, 4, 5, 6, 7); };
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(whole(a), whole(b), c, 0, 0, 0, 0, 0, 0);
+}
+#endif
 
 }  // namespace pa

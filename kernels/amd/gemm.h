@@ -22,9 +22,11 @@ template <class T>
 struct Keys {
     u32x4 unit[T::SUBTILES][T::KEY_CHUNK];
 
-    PA_DEVICE void load_chunk(const Pages<T> &pages, int tile, int chunk) {
+    // What is loaded past the task's last tile is not `used`: all lanes load the same 16 bytes.
+    PA_DEVICE void load_chunk(const Pages<T> &pages, int tile, int chunk, bool used = true) {
         const u32 own = lane() % 16;
-        const LanePart part(pages.key.base, (lane() / 16 * T::PAGE + pages.template own_place<16>(own)) * 16, T::PAGE >= 16);
+        const u32 offset = (lane() / 16 * T::PAGE + pages.template own_place<16>(own)) * 16;
+        const LanePart part(pages.key.base, used || T::PEELED ? offset : 0, T::PAGE >= 16);
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
             const u32 token = pages.lds.wave * T::WAVE_TOKENS + sub * 16;
             const u8 *page = part.base + pages.template page<16>(pages.key, tile, token, own);
@@ -63,18 +65,15 @@ struct Values {
 
     // Zeroes tokens that are not the call's: whatever they hold, 0 * NaN must not come of it.
     PA_DEVICE void mask(const Task<T> &task, int tile, int chunk) {
+        constexpr int ELEMENT = 8 * T::BYTES;
         PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
             const int token = tile * T::TOKENS + (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT;
-            const int end = task.context - token, first = T::WINDOW ? task.first_token - token : 0;
+            const int end = min(task.context - token, T::TOKENS) * ELEMENT;
+            const int first = T::WINDOW ? max(task.first_token - token, -T::TOKENS) * ELEMENT : 0;
             u32x4 keep;
             PA_UNROLL for (int word = 0; word < 4; word++) {
-                u32 bits = 0;
-                PA_UNROLL for (int i = 0; i < T::UNIT / 4; i++) {
-                    const int element = word * (T::UNIT / 4) + i;
-                    const u32 all = T::FP8 ? 0xffu : 0xffffu;
-                    bits |= element < end && element >= first ? all << (i * 8 * T::BYTES) : 0;
-                }
-                keep[word] = bits;
+                keep[word] = low_bits(end - word * 32);
+                if (T::WINDOW) keep[word] &= ~low_bits(first - word * 32);
             }
             PA_UNROLL for (int tile16 = 0; tile16 < T::DIM_TILES; tile16++) unit[step][tile16] &= keep;
         }
@@ -110,17 +109,23 @@ struct Scores {
 
     // An operand of Q that comes from LDS is read while the one before it is multiplied.
     PA_DEVICE void add_chunk(const Keys<T> &keys, const QueryOperands<T> &query, const Lds<T> &lds, int chunk) {
-        constexpr int OPERANDS = T::KEY_CHUNK * T::M_TILES * T::QUERY_PARTS;
+        constexpr int WIDTH = T::KEY_WIDTH, OPERANDS = T::KEY_CHUNK / WIDTH * T::M_TILES * T::QUERY_PARTS;
         auto operand = [&](int i) {
-            const int m = i / T::QUERY_PARTS % T::M_TILES, step = i / T::QUERY_PARTS / T::M_TILES;
-            return query.get(lds, i % T::QUERY_PARTS, m, chunk * T::KEY_CHUNK + step);
+            const int m = i / T::QUERY_PARTS % T::M_TILES, step = i / T::QUERY_PARTS / T::M_TILES * WIDTH;
+            Operand<WIDTH> q;
+            PA_UNROLL for (int j = 0; j < WIDTH; j++) q.unit[j] = query.get(lds, i % T::QUERY_PARTS, m, chunk * T::KEY_CHUNK + step + j);
+            return q;
         };
-        u32x4 q = operand(0);
+        Operand<WIDTH> q = operand(0);
         PA_UNROLL for (int i = 0; i < OPERANDS; i++) {
-            const u32x4 next = i + 1 < OPERANDS ? operand(i + 1) : q;
+            const Operand<WIDTH> next = i + 1 < OPERANDS ? operand(i + 1) : q;
             if (!T::QUERY_HELD) pin();
-            const int m = i / T::QUERY_PARTS % T::M_TILES, step = i / T::QUERY_PARTS / T::M_TILES;
-            PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) of[m][sub] = multiply<T::KV>(keys.unit[sub][step], q, of[m][sub]);
+            const int m = i / T::QUERY_PARTS % T::M_TILES, step = i / T::QUERY_PARTS / T::M_TILES * WIDTH;
+            PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
+                Operand<WIDTH> k;
+                PA_UNROLL for (int j = 0; j < WIDTH; j++) k.unit[j] = keys.unit[sub][step + j];
+                of[m][sub] = multiply<T::KV>(k, q, of[m][sub]);
+            }
             q = next;
         }
     }
@@ -136,13 +141,19 @@ struct Output {
     }
     PA_DEVICE void add_chunk(const Values<T> &values, const Lds<T> &lds, int m, int chunk) {
         PA_UNROLL for (int part = 0; part < T::P_PARTS; part++) {
-            u32x4 p[T::VALUE_CHUNK];
+            constexpr int WIDTH = T::VALUE_WIDTH;
+            Operand<WIDTH> p[T::VALUE_CHUNK / WIDTH];
             PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++) {
-                p[step] = lds.template p<u32x4>(part, m, lane() % 16, (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT);
+                const int token = (chunk * T::VALUE_CHUNK + step) * T::STEP + lane() / 16 * T::UNIT;
+                p[step / WIDTH].unit[step % WIDTH] = lds.template p<u32x4>(part, m, lane() % 16, token);
             }
             pin();
-            PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step++)
-                PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) of[i] = multiply<T::KV>(values.unit[step][i], p[step], of[i]);
+            PA_UNROLL for (int step = 0; step < T::VALUE_CHUNK; step += WIDTH)
+                PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) {
+                    Operand<WIDTH> v;
+                    PA_UNROLL for (int j = 0; j < WIDTH; j++) v.unit[j] = values.unit[step + j][i];
+                    of[i] = multiply<T::KV>(v, p[step / WIDTH], of[i]);
+                }
         }
     }
 };

@@ -18,7 +18,8 @@ struct Lds {
     static constexpr int MAXIMA = P + T::P_PARTS * T::P_SLOTS * 16 * P_ROW;
     static constexpr int SUMS = MAXIMA + T::P_SLOTS * 16 * T::WAVES * 4;
     static constexpr int VALUE_SCALES = SUMS + T::P_SLOTS * 16 * T::WAVES * 4;
-    static constexpr int QUERY_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
+    static constexpr int TOKEN_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
+    static constexpr int QUERY_SCALES = TOKEN_SCALES + (T::SCALES_STAGED ? 2 * T::TOKENS * 4 : 0);
     static constexpr int PAGE_IDS = QUERY_SCALES + (T::ROW_SCALED ? T::ROWS * 4 : 0);
     static constexpr int BYTES = PAGE_IDS + T::PAGE_SLOTS * PAGES * 4;
     static_assert(BYTES <= PA_LDS_BYTES, "the host reserves less LDS than the tile has");
@@ -49,6 +50,11 @@ struct Lds {
     // The largest V scale of each wave's tokens.
     PA_DEVICE float &value_scale(int wave) const { return lds_at<float>(base, VALUE_SCALES + wave * 4); }
     PA_DEVICE f32x4 value_scales() const { return lds_at<f32x4>(base, VALUE_SCALES); }
+    // Scales of a tile's tokens: K's (0) and V's (1).
+    template <class V>
+    PA_DEVICE V &token_scale(int which, int token) const {
+        return lds_at<V>(base, TOKEN_SCALES + (which * T::TOKENS + token) * 4);
+    }
     // Page ids of a tile.
     PA_DEVICE int &page_id(u32 tile, int page) const { return lds_at<int>(base, PAGE_IDS + (tile % T::PAGE_SLOTS * PAGES + page) * 4); }
 };

@@ -1,4 +1,5 @@
-// Page ids of a tile, and the addresses that follow from them.
+// Page ids of a tile, and the addresses that follow from them. They lie in LDS, where one thread a page puts them, or with PAGES_AHEAD in scalar
+// registers of every wave: those of a tile and of the next.
 #pragma once
 
 #include "lds.h"
@@ -22,11 +23,34 @@ struct Pages {
     Lds<T> lds;
     HeadCache key{call.key, call.args.key_stride, task.rows.head, T::BYTES};
     HeadCache value{call.args.value, call.args.value_stride, task.rows.head, T::BYTES};
+    HeadCache key_scale{call.args.k_scale, call.args.k_scale_stride, task.rows.head, 4};
+    HeadCache value_scale{call.args.v_scale, call.args.v_scale_stride, task.rows.head, 4};
+
+    // What a thread loads of a tile's table entries: all of them, or its own.
+    static constexpr int HELD = T::PAGES_AHEAD ? Lds<T>::PAGES : 1;
+    struct Entries {
+        u32 of[HELD];
+    };
+    Entries held[2];
+    int held_tile;  // that of held[0]
 
     PA_DEVICE Pages(const Call &call, const Task<T> &task, Lds<T> lds) : call(call), task(task), lds(lds) {}
 
+    // Entries of a tile that a wave keeps: past the context's last page, that one's. There are tokens.
+    PA_DEVICE Entries load_all(int tile) const {
+        const auto *table = (const __attribute__((address_space(4))) u32 *)task.table;
+        const u32 last = u32(task.context - 1) / T::PAGE;
+        Entries entries;
+        PA_UNROLL for (int i = 0; i < HELD; i++) {
+            const u32 page = u32(tile) * T::TOKENS / T::PAGE + i;
+            entries.of[i] = table[page < last ? page : last];
+        }
+        return entries;
+    }
+
     // The entry of the tile's page that this thread stages; 0 for pages that no row attends, which are not looked up.
-    PA_DEVICE u32 load_id(int tile) const {
+    PA_DEVICE Entries load_id(int tile) const {
+        if constexpr (T::PAGES_AHEAD) return load_all(tile);
         u32 entry = 0;
         if (thread() < Lds<T>::PAGES) {
             const u32 page = u32(tile) * T::TOKENS / T::PAGE + thread();
@@ -34,23 +58,39 @@ struct Pages {
             const bool attended = first < u32(task.context) && (!T::WINDOW || first + T::PAGE > u32(task.first_token));
             if (attended && page < call.max_pages) entry = load<u32>(task.table + page, 0);
         }
-        return entry;
+        return {entry};
     }
 
-    // Ids are clamped to the cache here, where their load may be waited for.
-    PA_DEVICE void stage_id(int tile, u32 entry) const {
+    // Ids are clamped to the cache here, where their load may be waited for. Tiles come in order; the last but one is kept.
+    PA_DEVICE void stage_id(int tile, Entries entries) {
         const u32 last = call.args.pages - 1;
-        entry = opaque_lane(entry);
+        if constexpr (T::PAGES_AHEAD) {
+            held_tile = tile - 1;
+            held[0] = held[1];
+            PA_UNROLL for (int i = 0; i < HELD; i++) held[1].of[i] = entries.of[i] < last ? entries.of[i] : last;
+            return;
+        }
+        const u32 entry = opaque_lane(entries.of[0]);
         if (thread() < Lds<T>::PAGES) lds.page_id(tile, thread()) = entry < last ? entry : last;
+    }
+
+    // The id of a tile's page that is the same in all lanes.
+    PA_DEVICE u32 id(int tile, u32 page) const {
+        if constexpr (!T::PAGES_AHEAD) return uniform(lds.page_id(tile, page));
+        u32 id = 0;
+        PA_UNROLL for (int i = 0; i < HELD; i++) {
+            const u32 one = tile == held_tile ? held[0].of[i] : held[1].of[i];
+            id = page == u32(i) ? one : id;
+        }
+        return id;
     }
 
     // Bytes from page 0 to the page of tokens `token + own ..` of a tile: `token` and `SPAN` are the same in all lanes and `own`, this
     // lane's part, is less than SPAN. A span that pages do not cut has one page for all lanes, in scalar registers.
     template <int SPAN>
     PA_DEVICE u64 page(const HeadCache &cache, int tile, u32 token, u32 own) const {
-        const bool whole = T::PAGE >= SPAN;
-        const int staged = lds.page_id(tile, (whole ? token : token + own) / T::PAGE);
-        return (whole ? uniform(staged) : u32(staged)) * cache.page_bytes;
+        if constexpr (T::PAGE >= SPAN) return id(tile, token / T::PAGE) * cache.page_bytes;
+        return u32(lds.page_id(tile, (token + own) / T::PAGE)) * cache.page_bytes;
     }
     // The part of a token's place in its page that all lanes share, and this lane's own.
     template <int SPAN>

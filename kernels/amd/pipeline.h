@@ -19,32 +19,40 @@ struct Pipeline {
     const Call &call;
     const Task<T> &task;
     const Lds<T> lds;
-    const Pages<T> pages;
+    Pages<T> pages;
     QueryOperands<T> query;
     RowStates<T> rows;
     Keys<T> keys;
     Values<T> values;
     Output<T> output[T::M_TILES] = {};
-    u32 id;  // of a page, on its way to LDS: the next to be staged
+    typename Pages<T>::Entries id;  // on its way to LDS or to those at hand: the next to be staged
 
     // Q and the page ids of the first tiles are staged, and K of the first is on its way.
-    PA_DEVICE Pipeline(const Call &call, const Task<T> &task, Lds<T> lds, const Pages<T> &pages, const Keys<T> &keys, u32 id)
-        : call(call), task(task), lds(lds), pages(pages), rows(call, lds), keys(keys), id(id) {
+    PA_DEVICE Pipeline(const Pages<T> &pages, const Keys<T> &keys, typename Pages<T>::Entries id)
+        : call(pages.call), task(pages.task), lds(pages.lds), pages(pages), rows(call, lds), keys(keys), id(id) {
         query.hold(lds);
     }
 
     PA_DEVICE void run() {
         if (task.first_tile >= task.end_tile) return;
         int tile = task.first_tile;
-        for (; tile < task.end_tile - 1; tile++) step<false>(tile);
-        step<true>(tile);
+        for (; tile < task.end_tile - T::PEELED; tile++) step<false>(tile);
+        if (T::PEELED) step<true>(tile);
     }
 
+    // A tile; LAST: the peeled last one, which loads nothing for tiles after it. Where it is not peeled, it loads as any other does, so that a
+    // wait leaves as many loads in flight in every tile; what it loads are pages that exist, and nothing reads it.
     template <bool LAST>
     PA_DEVICE void step(int tile) {
+        const bool maybe_last = LAST || !T::PEELED;
         if (T::IDS_FIRST && !LAST) id = pages.load_id(tile + 2);
         TokenScales<T> scales;
-        if constexpr (T::PER_TOKEN) scales.load_tile(pages, tile);
+        NextScales<T> next_scales;
+        if constexpr (T::SCALES_STAGED) {
+            next_scales.load_tile(pages, tile + 1);
+        } else if constexpr (T::PER_TOKEN) {
+            scales.load_tile(pages, tile);
+        }
         if constexpr (T::VALUES_AHEAD) values.load_steps(pages, tile, 0, 0, T::VALUE_STEPS_EARLY);
         pin();
         if (T::VALUES_AHEAD && !T::IDS_FIRST && !LAST) {
@@ -56,28 +64,41 @@ struct Pipeline {
             values.load_steps(pages, tile, 0, T::VALUE_STEPS_EARLY, T::VALUE_CHUNK);
             pin();
         }
-        const bool values_masked = (LAST || T::WINDOW) && task.masks_values(tile);
+        if constexpr (T::SCALES_STAGED) scales.read(scales.key, 0, lds);
+        const bool values_masked = (maybe_last || T::WINDOW) && task.masks_values(tile);
         scale_scores(scores, rows, scales, call.args.softcap);
-        if ((LAST || T::MASKS_INTERIOR) && task.masks_scores(tile)) mask_scores(scores, task, lds, tile);
-        if constexpr (T::PER_TOKEN) {
+        if ((maybe_last || T::MASKS_INTERIOR) && task.masks_scores(tile)) mask_scores(scores, task, lds, tile);
+        if constexpr (T::PER_TOKEN && !T::SCALES_STAGED) {
             if (values_masked) scales.mask(task, lds, tile);
             const float largest = scales.largest_value();
             if (lane() == 0) lds.value_scale(lds.wave) = largest;
         }
-        float value_scale = 1, value_factor = 1;
+        float value_scale = 1;
         PA_UNROLL for (int first = 0; first < T::M_TILES; first += T::P_SLOTS) {
             const int end = first + T::P_SLOTS;
             float decay[T::M_TILES];
             PA_UNROLL for (int m = first; m < end; m++) publish_maximum(scores, rows, lds, m);
+            if constexpr (T::SCALES_STAGED) {
+                if (first == 0) {
+                    pin();
+                    scales.read(scales.value, 1, lds);
+                    value_scale = largest(lds.value_scales());
+                }
+            }
             barrier();
             if (first == 0) {
                 if (!LAST) pages.stage_id(tile + T::IDS_AHEAD, id);
+                if constexpr (T::SCALES_STAGED) {
+                    next_scales.stage(task, lds, tile + 1);
+                } else if constexpr (T::PER_TOKEN) {
+                    value_scale = largest(lds.value_scales());
+                }
                 if constexpr (T::PER_TOKEN) {
-                    value_scale = max(largest(lds.value_scales()), 0x1p-126f);
-                    value_factor = reciprocal(value_scale);
+                    value_scale = max(value_scale, 0x1p-126f);
+                    PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) scales.value[sub] *= reciprocal(value_scale);
                 }
             }
-            PA_UNROLL for (int m = first; m < end; m++) decay[m] = publish_p(scores, rows, scales, value_factor, lds, m);
+            PA_UNROLL for (int m = first; m < end; m++) decay[m] = publish_p(scores, rows, scales, lds, m);
             if (!LAST && T::TIGHT) {
                 pin();
                 keys.load_chunk(pages, tile + 1, 0);
@@ -102,7 +123,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && T::KEYS_EARLY && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0);
+        if (!LAST && T::KEYS_EARLY && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0, tile + 1 < task.end_tile);
         pin();
         return scores;
     }
@@ -115,7 +136,7 @@ struct Pipeline {
             pin();
             if (!LAST) id = pages.load_id(tile + 2);
         }
-        if (!LAST) keys.load_chunk(pages, tile + 1, 0);
+        if (!LAST) keys.load_chunk(pages, tile + 1, 0, tile + 1 < task.end_tile);
         pin();
     }
 
@@ -156,11 +177,15 @@ struct Pipeline {
 template <class T>
 PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T> lds) {
     const Task<T> task(call, slot, work);
-    const Pages<T> pages(call, task, lds);
+    Pages<T> pages(call, task, lds);
+    const bool some = task.first_tile < task.end_tile;
     // Q that comes first has arrived with the page ids, and is staged while K is on its way.
     QueryRow<T> early(task.rows, thread() / 16);
     if constexpr (T::QUERY_EARLY) early.load(call);
-    const u32 ids[] = {pages.load_id(task.first_tile), pages.load_id(task.first_tile + 1)};
+    typename Pages<T>::Entries ids[2] = {};
+    if (!T::PAGES_AHEAD || some) {
+        PA_UNROLL for (int i = 0; i < 2; i++) ids[i] = pages.load_id(task.first_tile + i);
+    }
     if constexpr (T::QUERY_EARLY) {
         // What comes by scalar loads comes with Q and the page ids: behind K, V would wait for it.
         settle(pages.value.base, pages.value.page_bytes, call.args.scale_log2, call.args.out);
@@ -170,15 +195,17 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     }
     pages.stage_id(task.first_tile, ids[0]);
     if constexpr (T::IDS_AHEAD == 2) pages.stage_id(task.first_tile + 1, ids[1]);
-    barrier();
+    if (!T::PAGES_AHEAD) barrier();
+    NextScales<T> scales;
+    if (T::SCALES_STAGED && T::SCALES_BEFORE_KEYS && some) scales.load_tile(pages, task.first_tile);
     Keys<T> keys;
-    if (task.first_tile < task.end_tile) keys.load_chunk(pages, task.first_tile, 0);
-    if constexpr (T::QUERY_EARLY) {
-        pin();
-        if (early.exists()) early.stage(lds);
-        barrier();
-    }
-    Pipeline<T> pipeline(call, task, lds, pages, keys, ids[1]);
+    if (some) keys.load_chunk(pages, task.first_tile, 0);
+    if (T::SCALES_STAGED && !T::SCALES_BEFORE_KEYS && some) scales.load_tile(pages, task.first_tile);
+    pin();
+    if (T::QUERY_EARLY && early.exists()) early.stage(lds);
+    if (T::SCALES_STAGED && some) scales.stage(task, lds, task.first_tile);
+    if (T::QUERY_EARLY || T::SCALES_STAGED || T::PAGES_AHEAD) barrier();
+    Pipeline<T> pipeline(pages, keys, ids[1]);
     pipeline.run();
     pipeline.finish();
 }

@@ -30,6 +30,8 @@ struct RowStates {
             if constexpr (T::SCALES == Scales::BLOCK) factor[m] = opaque_lane(factor[m]);
             if constexpr (T::SCALES == Scales::SCALAR) factor[m] *= constant<float>(call.args.k_scale);
             if constexpr (T::ROW_SCALED) factor[m] *= lds.query_scale(row);
+            // Where scores are masked before it is multiplied, not even the least must become 0.
+            if constexpr (T::SCALE_IN_EXP2) factor[m] = max(factor[m], 0x1p-126f);
             maximum[m] = -INFINITE;
             sum[m] = 0;
         }
@@ -43,15 +45,23 @@ struct TokenScales {
     f32x4 key[T::SUBTILES], value[T::SUBTILES];
 
     PA_DEVICE void load_tile(const Pages<T> &pages, int tile) {
-        const TileArgs &args = pages.call.args;
-        const HeadCache keys(args.k_scale, args.k_scale_stride, pages.task.rows.head, 4);
-        const HeadCache values(args.v_scale, args.v_scale_stride, pages.task.rows.head, 4);
         const u32 offset = lane() / 16 * 16;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
             const u32 token = pages.lds.wave * T::WAVE_TOKENS + sub * 16;
             const u32 place = pages.template shared_place<16>(tile, token) * 4;
-            key[sub] = load<Unaligned>(keys.base + pages.template page<16>(keys, tile, token, 0) + place, offset);
-            value[sub] = load<Unaligned>(values.base + pages.template page<16>(values, tile, token, 0) + place, offset);
+            auto of = [&](const HeadCache &cache) {
+                return load<Unaligned>(cache.base + pages.template page<16>(cache, tile, token, 0) + place, offset);
+            };
+            key[sub] = of(pages.key_scale);
+            value[sub] = of(pages.value_scale);
+        }
+    }
+
+    // K's (0) or V's (1) that are staged.
+    static PA_DEVICE void read(f32x4 *scales, int which, const Lds<T> &lds) {
+        PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
+            const int token = lds.wave * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;
+            scales[sub] = lds.template token_scale<f32x4>(which, token);
         }
     }
 
@@ -74,9 +84,41 @@ struct TokenScales {
     }
 };
 
+// Scales of a tile to come, a token a thread, on their way to LDS.
+template <class T>
+struct NextScales {
+    float key, value;
+
+    PA_DEVICE void load_tile(const Pages<T> &pages, int tile) {
+        const u32 token = pages.lds.wave * T::WAVE_TOKENS;
+        const u32 place = pages.template shared_place<T::WAVE_TOKENS>(tile, token) * 4;
+        // Apart from what the page has in scalar registers.
+        const u32 offset = opaque_lane(lane() * 4);
+        auto of = [&](const HeadCache &cache) {
+            return load<float>(cache.base + pages.template page<T::WAVE_TOKENS>(cache, tile, token, 0) + place, offset);
+        };
+        key = of(pages.key_scale);
+        value = of(pages.value_scale);
+    }
+
+    // Tokens that are not the call's get V scale 0. The largest magnitude of each wave's V scales goes along.
+    PA_DEVICE void stage(const Task<T> &task, const Lds<T> &lds, int tile) const {
+        const int token = tile * T::TOKENS + thread();
+        const float owned = token < task.context && (!T::WINDOW || token >= task.first_token) ? value : 0;
+        lds.template token_scale<float>(0, thread()) = key;
+        lds.template token_scale<float>(1, thread()) = owned;
+        const float largest = largest_of_row(largest_of_16(__builtin_fabsf(owned)));
+        if (lane() == 0) lds.value_scale(lds.wave) = largest;
+    }
+};
+
 // Dot products become scores. Where the scale is part of exp2, they stay dot products.
 template <class T>
-PA_DEVICE void scale_scores(Scores<T> &scores, const RowStates<T> &rows, const TokenScales<T> &scales, float cap) {
+PA_DEVICE void scale_scores(Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, float cap) {
+    // Not a value that was copied, before the loop, into both registers of each packed multiplication's operand.
+    if constexpr (T::FP8) {
+        PA_UNROLL for (int m = 0; m < T::M_TILES; m++) rows.factor[m] = opaque_lane(rows.factor[m]);
+    }
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++)
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
             f32x4 &s = scores.of[m][sub];
@@ -95,7 +137,7 @@ template <class T>
 PA_DEVICE void mask_scores(Scores<T> &scores, const Task<T> &task, const Lds<T> &lds, int tile) {
     const int token = tile * T::TOKENS + lds.wave * T::WAVE_TOKENS + lane() / 16 * 4;
     PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
-        const int position = task.position(opaque_lane(m * 16 + lane() % 16));
+        const int position = task.position(m * 16 + opaque_lane(lane() % 16));
         const int last = position - token, first = T::WINDOW && position >= task.window ? last - task.window + 1 : -token;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++)
             PA_UNROLL for (int i = 0; i < 4; i++) {
@@ -109,18 +151,21 @@ PA_DEVICE void mask_scores(Scores<T> &scores, const Task<T> &task, const Lds<T> 
 // The largest score of each row over this wave's tokens goes to LDS.
 template <class T>
 PA_DEVICE void publish_maximum(const Scores<T> &scores, const RowStates<T> &rows, const Lds<T> &lds, int m) {
-    float x = largest(scores.of[m][0]);
-    PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) x = max(x, largest(scores.of[m][sub]));
-    x = largest_of_row(x);
+    // Pair by pair, which is an instruction each, in two chains.
+    f32x2 both = {max(scores.of[m][0].x, scores.of[m][0].y), max(scores.of[m][0].z, scores.of[m][0].w)};
+    PA_UNROLL for (int sub = 1; sub < T::SUBTILES; sub++) {
+        const f32x4 s = scores.of[m][sub];
+        both = {max(max(both.x, s.x), s.y), max(max(both.y, s.z), s.w)};
+    }
+    float x = largest_of_row(max(both.x, both.y));
     if constexpr (T::SCALE_IN_EXP2) x *= rows.factor[m];
     if (lane() < 16) lds.maximum(m, lane(), lds.wave) = x;
 }
 
 // P of one M-tile goes to LDS, the row's maximum and sum move on; gives what O so far is to be multiplied by.
-// `value_factor`: with per-token scales V's, which P takes on, in parts of the tile's largest.
+// With per-token scales P takes on V's, which are parts of the tile's largest.
 template <class T>
-PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, float value_factor, const Lds<T> &lds,
-                          int m) {
+PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, const Lds<T> &lds, int m) {
     const float maximum = max(rows.maximum[m], largest(lds.maxima(m, lane() % 16)));
     // A row that has attended nothing yet has P = exp2(-inf - 0).
     const float reference = maximum == -INFINITE ? 0 : maximum;
@@ -133,7 +178,7 @@ PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const Tok
         total += p;
         const int token = lds.wave * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;
         if constexpr (T::FP8) {
-            if constexpr (T::PER_TOKEN) p *= scales.value[sub] * value_factor;
+            if constexpr (T::PER_TOKEN) p *= scales.value[sub];
             lds.template p<u32>(0, m, lane() % 16, token) = narrow_fp8<T::PACK_NO_OLD>(p);
         } else {
             PA_UNROLL for (int part = 0; part < T::P_PARTS; part++) {

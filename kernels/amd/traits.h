@@ -11,6 +11,10 @@
 #if !defined(PA_TEST_KEYS_EARLY)
 #define PA_TEST_KEYS_EARLY 1
 #endif
+// Off only where the constants of predicted times are held to the kernels that they were fitted with.
+#if !defined(PA_TEST_WIDE_MFMA)
+#define PA_TEST_WIDE_MFMA 1
+#endif
 
 namespace pa {
 
@@ -48,6 +52,13 @@ struct Traits {
     static constexpr bool STREAMS_KEYS = PA_BF16_DECODE_NT_KV;
     static constexpr bool STREAMS_VALUES = PA_BF16_DECODE_NT_KV || PA_FP8_DECODE_NT_V;
     static constexpr bool QUERY_EARLY = PA_DECODE_Q_EARLY;
+    static constexpr bool LEAN = PA_FP8_MTP4_LEAN;
+    static constexpr bool QUERY_REREAD = PA_FP8_MTP4_Q_LDS;
+    static constexpr bool PAGES_AHEAD = PA_FP8_MTP4_PAGES_AHEAD;
+    // Per-token scales: those of the next tile on their way through LDS, the first tile's issued before K; else each lane loads those that it
+    // multiplies with, when the tile begins.
+    static constexpr bool SCALES_STAGED = PA_FP8_LOOP_SCALES_LATE;
+    static constexpr bool SCALES_BEFORE_KEYS = PA_FP8_SCALES_AFTER_Q;
     static constexpr bool STAGED_PAGES = PA_MXFP4_STAGED_PAGES;
     static constexpr bool PACKED_ABSMAX = PA_PACKED_Q_ABSMAX;
     static constexpr bool PACK_NO_OLD = PA_FP8_PACK_NO_OLD;
@@ -70,6 +81,10 @@ struct Traits {
     static constexpr int STEP = 4 * UNIT;
     static constexpr bool PER_TOKEN = SCALES == Scales::PER_TOKEN;
     static_assert(!PER_TOKEN || FP8, "per-token scales belong to an FP8 cache");
+    static_assert(!SCALES_STAGED || (PER_TOKEN && PAGE >= 64), "a wave stages the scales of one page");
+    // Whether the task's last tile is a copy of the loop's body, with masks and without the loads of a next tile. Of an FP8 tile, whose
+    // body is the same but for a branch around each mask, there is one copy.
+    static constexpr bool PEELED = !FP8;
     static_assert(PAGE % UNIT == 0 && HEAD_DIM % 64 == 0);
 
     static constexpr int KEY_STEPS = HEAD_DIM / STEP;
@@ -93,6 +108,11 @@ struct Traits {
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
+    // Steps that one matrix instruction sums over: gfx950 has one of 128 FP8 products.
+    static constexpr int MOST_WIDTH = PA_TEST_WIDE_MFMA && GFX950 && FP8 ? 2 : 1;
+    static constexpr int KEY_WIDTH = KEY_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;
+    static constexpr int VALUE_WIDTH = VALUE_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;
+
     // Tiles whose page ids are in LDS. Those of the tile after the next come while V of this one may still be loaded, where it is not held.
     static constexpr int PAGE_SLOTS = HEAD_DIM > 256 ? 4 : 2;
     static_assert(VALUES_HELD || PAGE_SLOTS == 4);
@@ -106,7 +126,7 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_HELD = QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
+    static constexpr bool QUERY_HELD = !QUERY_REREAD && QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
 
     // The order of a tile's loads (pipeline.h). Page 16 and head_dim 256 have an order without their schedule, in which all of V and the next K
     // come after P; elsewhere, loads are always ahead.
@@ -122,15 +142,15 @@ struct Traits {
     static constexpr int IDS_AHEAD = VALUES_AHEAD ? 2 : 1;
 
     // P and statistics of this many M-tiles lie in LDS side by side and share barriers.
-    static constexpr int P_SLOTS = MTP_FUSED ? M_TILES : 1;
+    static constexpr int P_SLOTS = MTP_FUSED || LEAN ? M_TILES : 1;
     // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
     // next K those of scores that have become P.
     static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
     static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUE_CHUNK;
     static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
     // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
-    static constexpr bool SCALE_IN_EXP2 = MTP_FUSED;
-    static_assert(!SCALE_IN_EXP2 || (PA_POSITIVE_SCALE && !SOFTCAP && !PER_TOKEN));
+    static constexpr bool SCALE_IN_EXP2 = MTP_FUSED || LEAN;
+    static_assert(!SCALE_IN_EXP2 || (PA_POSITIVE_SCALE && !SOFTCAP));
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
     static constexpr int P_EXPONENT = FP8 ? (GFX950 ? 8 : 7) : 0;
@@ -148,7 +168,7 @@ struct Traits {
     // Where O, scores and V take all 256 registers that arithmetic reads, maxima and sums lie in accumulation registers between tiles.
     static constexpr bool PARKS_STATES = M_TILES * HEAD_DIM >= 1024;
     static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
-    static constexpr int WAVES_PER_EU = MTP_FUSED || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
+    static constexpr int WAVES_PER_EU = MTP_FUSED || LEAN || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
 };
 
 }  // namespace pa

@@ -97,7 +97,7 @@ template <class T, bool VALUE, int STEP>
 __device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, int row0, int piece, int first, int end) {
 #pragma unroll
     for (int row = 0; row < T::CHUNK; row += STEP) {
-        copy16(stage + swizzled<T, VALUE>(row + row0, piece), src + row * stride, row + row0 >= first && row + row0 < end);
+        copy16<T::ONCE>(stage + swizzled<T, VALUE>(row + row0, piece), src + row * stride, row + row0 >= first && row + row0 < end);
     }
 }
 
@@ -135,8 +135,8 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
             const bool owned = t < task.end && t >= task.first_token;
             const i64 page = pages.page(chunk, token, row, owned);
             const int in_page = u32(t) % u32(T::PAGE_SIZE);
-            copy16(stage + swizzled<T, false>(row, piece), k + page * p.key_stride.page * BYTES + in_page * k_token, owned);
-            copy16(stage + T::KV_BYTES + swizzled<T, true>(row, piece), v + page * p.value_stride.page * BYTES + in_page * v_token, owned);
+            copy16<T::ONCE>(stage + swizzled<T, false>(row, piece), k + page * p.key_stride.page * BYTES + in_page * k_token, owned);
+            copy16<T::ONCE>(stage + T::KV_BYTES + swizzled<T, true>(row, piece), v + page * p.value_stride.page * BYTES + in_page * v_token, owned);
         }
     }
     if constexpr (T::PER_TOKEN) {

@@ -39,12 +39,18 @@ __device__ __forceinline__ float rcp_fast(float x) {
 // tanh to about 1e-6: tanh.approx is good to 2^-11 only, too coarse times a softcap of 50.
 __device__ __forceinline__ float tanh_fast(float x) { return 1.0f - 2.0f * rcp_fast(exp2_fast(x * (2.0f * LOG2E)) + 1.0f); }
 
-// Copies 16 bytes to shared memory, or zeros without reading where `owned` is false. What is read once does not push the rest out of the L2.
+// Copies 16 bytes to shared memory, or zeros without reading where `owned` is false. Read ONCE, they do not push the rest out of the L2.
+template <bool ONCE>
 __device__ __forceinline__ void copy16(u32 dst, const void* src, bool owned) {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(owned ? 16 : 0), "l"(policy)
-                 : "memory");
+    if constexpr (ONCE) {
+        u64 policy;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src), "r"(owned ? 16 : 0),
+                     "l"(policy)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(owned ? 16 : 0) : "memory");
+    }
 }
 
 // Copies 4 bytes, or a zero.

@@ -115,6 +115,8 @@ struct Traits {
 
     static constexpr bool FP8 = KV_::BYTES == 1;
     static constexpr bool PER_TOKEN = FP8 && Opt::PER_TOKEN;
+    // How KV is copied. With more channels the ptxas of CUDA 13.0 makes an illegal instruction of a copy that says so.
+    static constexpr bool ONCE = HEAD_DIM_ <= 128;
     // F16 queries go into F16 products as they are; others are scaled by a power of two a row, so that they cannot overflow.
     static constexpr bool SCALED_QUERY = Same<Compute, F16>::value && !Same<Query, F16>::value;
 

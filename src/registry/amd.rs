@@ -128,7 +128,7 @@ fn staged_ids(p: &Problem, flags: &Flags) -> Option<usize> {
 fn lds_bytes(p: &Problem, fit: &Fit, flags: &Flags) -> usize {
     let copy = match p.kv_dtype {
         KvDtype::Mxfp4 => Lds::of_mxfp4(p, fit.m_tiles, staged_ids(p, flags)),
-        _ => Lds::of_tile(p, fit.m_tiles, if flags.bf16_mtp_fused { fit.m_tiles } else { 1 }),
+        _ => Lds::of_tile(p, fit.m_tiles, if flags.bf16_mtp_fused || flags.fp8_mtp4_lean { fit.m_tiles } else { 1 }),
     };
     if flags.dual_group { lds::two_groups(copy, p.head_dim) } else { copy.total() }
 }

@@ -21,7 +21,8 @@ pub(super) struct Lds {
     /// Q: `m_tiles * 16` rows of `head_dim * element + 16` in the cache's dtype, with a F32 scale a row where Q is quantized (FP8) or brought
     /// into F16's range; twice the rows where Q is split in two parts because the cache's dtype cannot hold it.
     pub query: usize,
-    /// P: `p_slots * 16` rows of `256 * element + 16`, twice where q is F32 and the cache 16-bit (P in two parts). One slot that M-tiles take in turn, or one for each M-tile (fused).
+    /// P: `p_slots * 16` rows of `256 * element + 16`, twice where q is F32 and the cache 16-bit (P in two parts). One slot that
+    /// M-tiles take in turn, or one for each M-tile (BF16_MTP_FUSED, FP8_MTP4_LEAN).
     pub probabilities: usize,
     /// Row maxima and sums of each wave: `p_slots * 2 * 4 * 16` F32.
     pub statistics: usize,

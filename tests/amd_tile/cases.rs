@@ -228,6 +228,30 @@ fn fp8_context_lengths() {
     check_all_fp8(specs);
 }
 
+/// The lean verify tile: lengths around its tiles, poison, large scores, what moves its registers, rows split over workgroups.
+#[test]
+fn lean_fp8_verify() {
+    require_clang!();
+    let lens = vec![0, 4, 255, 256, 257, 1027, -3];
+    let shape = scaled(Scales::PerToken, CaseSpec { group: 16, query_lens: vec![4], page_size: 128, lens, ..fp8() });
+    let specs = layouts([
+        CaseSpec { poison: Poison::NaN, ..shape.clone() },
+        CaseSpec { workgroup_budget: Some(1), group: 12, ..shape.clone() },
+        CaseSpec { max_partitions: Some(1), q_dtype: DType::F16, group: 8, kv_heads: 2, ..shape.clone() },
+        CaseSpec { plan_free: true, q_dtype: DType::F32, ..shape.clone() },
+        CaseSpec { q_factor: 32.0, workgroup_budget: Some(1), sinks: true, ..shape.clone() },
+        CaseSpec { lens: vec![259, 514, 258], group: 32, q_strided: true, ..shape.clone() },
+        CaseSpec { lens: vec![300, 7, 600, 4], query_lens: vec![4, 1, 3, 0], page_strided: true, ..shape.clone() },
+        CaseSpec { lens: vec![300, 520], per_head: true, kv_heads: 2, softmax_scale: Some(1e-3), ..shape.clone() },
+    ]);
+    for spec in &specs {
+        let call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap();
+        assert!(call.selection.flags().fp8_mtp4_lean, "{spec:?}");
+    }
+    let check = |(i, s): (usize, &CaseSpec)| check_fp8(CaseSpec { seed: i as u64, ..s.clone() }, &Arch::gfx950(), s.q_factor == 1.0);
+    println!("worst relative L2 {:.2e} against the model", specs.iter().enumerate().map(check).fold(0.0, f64::max));
+}
+
 /// Byte offsets past 2^32, page ids past 65,535.
 #[test]
 fn caches_of_many_gigabytes() {
@@ -252,9 +276,13 @@ fn without_the_mask_of_v_poison_gets_through() {
     require_clang!();
     // FP8 has no infinity.
     for (kv_dtype, poison) in [(KvDtype::Bf16, Poison::NaN), (KvDtype::Bf16, Poison::Infinity), (KvDtype::Fp8, Poison::NaN)] {
-        for (query_len, window) in [(1, None), (4, None), (1, Some(20))] {
-            let spec = CaseSpec { kv_dtype, poison, query_lens: vec![query_len], window, lens: vec![300], ..base() };
-            let case = spec.build().unwrap();
+        let per_token = [(1, None, Scales::PerToken), (4, None, Scales::PerToken)];
+        let plain = [(1, None, Scales::None), (4, None, Scales::None), (1, Some(20), Scales::None)];
+        let per_token = per_token.into_iter().filter(|_| kv_dtype == KvDtype::Fp8);
+        for (query_len, window, scales) in plain.into_iter().chain(per_token) {
+            let page_size = if scales == Scales::PerToken { 128 } else { 16 };
+            let spec = CaseSpec { kv_dtype, poison, query_lens: vec![query_len], window, lens: vec![300], page_size, ..base() };
+            let case = scaled(scales, spec.clone()).build().unwrap();
             let expected = case.expected().unwrap();
             for arch in archs() {
                 let call = TileCall::new(case.clone(), arch).unwrap();
@@ -358,7 +386,9 @@ fn a_steady_tile() {
     for (kv_dtype, scales) in modes {
         for m_tiles in [1, 4] {
             for (arch, generic) in archs().into_iter().flat_map(|arch| [(arch.clone(), true), (arch, false)]) {
-                let fused = !generic && m_tiles > 1 && kv_dtype == KvDtype::Bf16 && arch.name == ArchName::Gfx950;
+                let tuned = !generic && arch.name == ArchName::Gfx950;
+                // BF16_MTP_FUSED, FP8_MTP4_LEAN.
+                let fused = tuned && m_tiles > 1 && (kv_dtype == KvDtype::Bf16 || scales == Scales::PerToken);
                 let run = |tiles: i64| {
                     let spec = CaseSpec { group: 16, page_size: 128, query_lens: vec![m_tiles], lens: vec![256 * tiles], ..base() };
                     let spec = CaseSpec { kv_dtype, scales, workgroup_budget: Some(1), ..spec };
@@ -382,10 +412,13 @@ fn a_steady_tile() {
                     per_wave(|c| c.lds_bank_conflicts),
                 );
                 assert_eq!(barriers, if fused { 2 } else { 2 * m_tiles as u64 }, "{row}");
-                // Lanes of a row load the same scales.
-                let scale_bytes = if scales == Scales::PerToken { 2 * 256 * 4 * 16 } else { 0 };
+                // Lanes of a row load the same scales, where these are not staged.
+                let per_token = if scales == Scales::PerToken { 2 * 256 * 4 } else { 0 };
+                let scale_bytes = per_token * if tuned { 1 } else { 16 };
                 let cache = 2 * 256 * 128 * if kv_dtype == KvDtype::Fp8 { 1 } else { 2 };
-                assert_eq!(bytes, cache + scale_bytes + 2 * 4, "{row}");
+                // The lean tile's page ids are scalar loads.
+                let ids = if fused && kv_dtype == KvDtype::Fp8 { 0 } else { 2 * 4 };
+                assert_eq!(bytes, cache + scale_bytes + ids, "{row}");
                 assert_eq!(more.scratch, 0, "{row}");
             }
         }

@@ -36,7 +36,7 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 15] = [
+const WRITTEN: [&str; 20] = [
     "DIRECT_OUTPUT",
     "MXFP4_TILE",
     "MXFP4_STAGED_PAGES",
@@ -47,6 +47,11 @@ const WRITTEN: [&str; 15] = [
     "PAGE16_VPIPE",
     "PAGE16_PAGES_FIRST",
     "PAGE16_EARLY_K",
+    "FP8_SCALES_AFTER_Q",
+    "FP8_LOOP_SCALES_LATE",
+    "FP8_MTP4_LEAN",
+    "FP8_MTP4_Q_LDS",
+    "FP8_MTP4_PAGES_AHEAD",
     "FP8_DECODE_NT_V",
     "PACKED_Q_ABSMAX",
     "HEAD256_PIPE",

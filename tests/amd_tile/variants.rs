@@ -190,6 +190,31 @@ fn fused_bf16_verify() {
     edges.iter().for_each(|spec| drop(compare(spec, &Arch::gfx950(), "BF16_MTP_FUSED", Agreement::Rounding)));
 }
 
+#[test]
+fn lean_fp8_verify() {
+    require_clang!();
+    let shape = |group, q_dtype| scaled(Scales::PerToken, CaseSpec { group, query_lens: vec![4], q_dtype, page_size: 128, ..fp8() });
+    for flag in ["FP8_MTP4_LEAN", "FP8_MTP4_Q_LDS", "FP8_MTP4_PAGES_AHEAD"] {
+        let shapes = [shape(16, DType::BF16), shape(8, DType::F16)];
+        check_all(if flag == "FP8_MTP4_LEAN" { &shapes } else { &shapes[1..] }, &gfx950(), flag, Agreement::Rounding);
+    }
+}
+
+/// Scales that are staged are those that lanes would have loaded.
+#[test]
+fn staged_scales() {
+    require_clang!();
+    let shape = |query, spec| scaled(Scales::PerToken, CaseSpec { query_lens: vec![query], page_size: 128, ..spec });
+    let shapes = [
+        shape(1, CaseSpec { group: 5, ..fp8() }),
+        shape(1, CaseSpec { head_dim: 512, group: 16, ..fp8() }),
+        shape(3, CaseSpec { group: 16, q_dtype: DType::F16, ..fp8() }),
+    ];
+    check_all(&shapes, &gfx950(), "FP8_LOOP_SCALES_LATE", Agreement::Bits);
+    let window = shape(2, CaseSpec { window: Some(100), lens: vec![1027, 3, 260], softcap: Some(20.0), ..fp8() });
+    compare(&window, &Arch::gfx950(), "FP8_SCALES_AFTER_Q", Agreement::Bits);
+}
+
 /// All K and V bytes of BF16 decode, and V's of FP8, pass the caches by.
 #[test]
 fn streamed_bytes() {

@@ -260,6 +260,16 @@ fn clamped_integers_saturate_and_signed_counts_find_the_top_bit() {
 }
 
 #[test]
+fn extremes_of_three_take_nan_where_there_is_one() {
+    require_clang!();
+    // 2, -3 and 5; -3 and the magnitude of -3; NaN wins, and -infinity loses.
+    let body = "v_mov_b32_e32 v2, 2.0\nv_mov_b32_e32 v3, 0xc0400000\nv_mov_b32_e32 v4, 0x40a00000\nv_mov_b32_e32 v5, 0x7fc00000\n\
+                v_mov_b32_e32 v6, 0xff800000\nv_maximum3_f32 v8, v2, v3, v4\nv_minimum3_f32 v9, v3, |v3|, v2\n\
+                v_maximum3_f32 v10, v4, v5, v2\nv_maximum3_f32 v11, v6, v3, v6\n";
+    assert_eq!(registers(body, 0, 4)[9], [5f32, -3.0, f32::NAN, -3.0].map(f32::to_bits));
+}
+
+#[test]
 fn sub_dwords_are_extended_where_they_say_so() {
     require_clang!();
     // The selection on gfx9's carry arithmetic, whose carry is an operand too: 0xd7f4 - (the sign-extended 0xf954) borrows.

@@ -204,6 +204,8 @@ pub fn row_op(name: &str, arch: Arch) -> Option<RowOp> {
         "v_min_f32" => same(F32, row_f32!(|a, b| math::min(a, b))),
         "v_max3_f32" => same(F32, row_f32!(|a, b, c| math::max(math::max(a, b), c))),
         "v_min3_f32" => same(F32, row_f32!(|a, b, c| math::min(math::min(a, b), c))),
+        "v_maximum3_f32" => same(F32, row!(|a, b, c| float::maximum_f32(float::maximum_f32(a, b, &math::KEEP), c, &math::KEEP))),
+        "v_minimum3_f32" => same(F32, row!(|a, b, c| float::minimum_f32(float::minimum_f32(a, b, &math::KEEP), c, &math::KEEP))),
         "v_med3_f32" => same(F32, row!(|a, b, c| float::med3_f32(a, b, c, &math::KEEP))),
         "v_fma_f32" => same(F32, RowFn::Three(math::fma)),
         "v_fmac_f32" => acc(F32, RowFn::Three(math::fma)),
