@@ -31,10 +31,14 @@ constexpr float INFINITE = __builtin_inff();
 
 // --- Work items -----------------------------------------------------------------------------------------------------------------------
 
-PA_DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x(); }
+// Threads and waves are counted within their tile group of 256: a workgroup is one of them, or two.
+constexpr int GROUP_THREADS = 256;
+
+PA_DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x() % GROUP_THREADS; }
 PA_DEVICE u32 lane() { return thread() % WAVE; }
 PA_DEVICE u32 uniform(u32 x) { return __builtin_amdgcn_readfirstlane(x); }
 PA_DEVICE u32 wave() { return uniform(thread() / WAVE); }
+PA_DEVICE u32 group() { return uniform(__builtin_amdgcn_workitem_id_x() / GROUP_THREADS); }
 
 // Waits for the waves of the workgroup; LDS written before is visible after. Global loads stay in flight.
 PA_DEVICE void barrier() {
@@ -76,6 +80,18 @@ PA_DEVICE V &lds_at(u8 *lds, int offset) {
 PA_DEVICE u64 opaque(u64 x) {
     asm("" : "+s"(x));
     return x;
+}
+
+// A value that no kernel writes while this one runs, by a scalar load.
+template <class V>
+PA_DEVICE V constant(const void *address) { return *(const __attribute__((address_space(4))) V *)(u64)address; }
+
+// Has scalar values there from here on: loads that they come by are not put off.
+PA_DEVICE void settle() {}
+template <class V, class... More>
+PA_DEVICE void settle(V x, More... more) {
+    asm volatile("" ::"s"(x));
+    settle(more...);
 }
 
 // A value of this lane that is not looked through: what it is made into is not computed, nor waited for, earlier, nor kept in scalar registers.

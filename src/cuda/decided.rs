@@ -6,6 +6,7 @@ use candle::cuda_backend::cudarc::driver::CudaStream;
 use candle::{Device, Result, Tensor, bail};
 
 use super::device::Gpu;
+use super::specialize::{ReducerCut, reducer_cut};
 use super::workspace::is_capturing;
 use crate::gpu::plan_shape::PlanShape;
 use crate::op::PagedDecode;
@@ -113,6 +114,13 @@ impl Decided {
 
     pub fn slots(&self) -> usize {
         self.plan.slots(&self.shapes)
+    }
+
+    /// How results of a row's tasks are merged where there are several.
+    pub fn reducer_cut(&self, gpu: &Gpu) -> ReducerCut {
+        let Shapes { batch, q_heads, dims, .. } = &self.shapes;
+        let rows = batch.saturating_mul(self.query_len).saturating_mul(*q_heads);
+        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, dims.head_dim, gpu.arch.compute_units)
     }
 
     /// Whether a row may have several tasks, whose results are merged.
