@@ -43,6 +43,22 @@ pub enum Removes {
     Time,
 }
 
+impl Removes {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Instructions => "instructions",
+            Self::Valu => "VALU",
+            Self::Barriers => "barriers",
+            Self::Drains => "drains of K, V",
+            Self::ScalarLoads => "scalar loads",
+            Self::Registers => "registers",
+            Self::CachedBytes => "bytes through caches",
+            Self::Reducer => "second launches",
+            Self::Time => "predicted us",
+        }
+    }
+}
+
 const fn tile(
     row: &'static str,
     beside: &'static [&'static str],
