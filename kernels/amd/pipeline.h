@@ -108,11 +108,6 @@ struct Pipeline {
             if (!T::KEYS_EARLY && end == T::M_TILES) load_late<LAST>(tile);
             PA_UNROLL for (int m = first; m < end; m++) add_values(tile, m, decay[m], value_scale, values_masked);
         }
-        if (!LAST && T::KEYS_LAST) {
-            pin();
-            keys.load_chunk(pages, tile + T::GROUPS, 0);
-            pin();
-        }
     }
 
     // Q K^T; K of the next tile is loaded into the registers as they are read.
@@ -128,7 +123,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && T::KEYS_EARLY && !T::TIGHT && !T::KEYS_LAST) keys.load_chunk(pages, tile + T::GROUPS, 0, tile + T::GROUPS < task.end_tile);
+        if (!LAST && T::KEYS_EARLY && !T::TIGHT) keys.load_chunk(pages, tile + T::GROUPS, 0, tile + T::GROUPS < task.end_tile);
         pin();
         return scores;
     }
