@@ -78,6 +78,12 @@ PA_DEVICE u64 opaque(u64 x) {
     return x;
 }
 
+// An address that all lanes share, likewise: a lane's part stays apart from it, an offset of 32 bits.
+PA_DEVICE const u8 *opaque_scalar(const u8 *x) {
+    asm("" : "+s"(x));
+    return x;
+}
+
 // A value of this lane that is not looked through: what it is made into is not computed, nor waited for, earlier, nor kept in scalar registers.
 PA_DEVICE u32 opaque_lane(u32 x) {
     asm("" : "+v"(x));
