@@ -4,7 +4,7 @@
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::cuda::specialize::{self, REDUCER_WARPS, WriteKey};
+use candle_paged_attn::cuda::specialize::{self, REDUCER_SPLIT, REDUCER_WARPS, ReducerCut, WriteKey};
 use candle_paged_attn::jit::{Compiler, JitSettings, Specialization};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
 
@@ -30,16 +30,26 @@ fn problems() -> Vec<Problem> {
     }
     let mxfp4 = Problem { kv_dtype: KvDtype::Mxfp4, scales: ScaleMode::Block, ..base.clone() };
     let f32 = Problem { kv_dtype: KvDtype::F32, query_dtype: DType::F32, ..base.clone() };
-    problems.extend([mxfp4, f32, Problem { head_dim: 64, page_size: 24, ..base.clone() }, Problem { head_dim: 512, ..base }]);
+    problems.extend([
+        mxfp4,
+        f32,
+        Problem { head_dim: 64, page_size: 24, ..base.clone() },
+        Problem { head_dim: 256, page_size: 16, ..base.clone() },
+        Problem { head_dim: 512, ..base },
+    ]);
     problems
 }
 
 fn specializations(arch: &Arch) -> Vec<Specialization> {
     let mut all: Vec<_> = problems().iter().map(|p| specialize::tile(&select(p, arch).unwrap()).unwrap()).collect();
     for warps in REDUCER_WARPS {
-        all.push(specialize::reduce(arch.name, 128, DType::BF16, false, false, warps).unwrap());
+        all.push(specialize::reduce(arch.name, 128, DType::BF16, false, false, ReducerCut { warps, split: 1 }).unwrap());
     }
-    all.push(specialize::reduce(arch.name, 80, DType::F32, true, true, 4).unwrap());
+    all.push(specialize::reduce(arch.name, 80, DType::F32, true, true, ReducerCut { warps: 4, split: 1 }).unwrap());
+    for head_dim in [64, 128, 256, 512] {
+        let cut = ReducerCut { warps: 8, split: REDUCER_SPLIT };
+        all.push(specialize::reduce(arch.name, head_dim, DType::BF16, false, false, cut).unwrap());
+    }
     for (rows, ragged) in [(1, false), (32, true), (256, false)] {
         all.push(specialize::plan(arch, rows, ragged).unwrap());
     }

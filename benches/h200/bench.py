@@ -1,7 +1,7 @@
 """This crate beside FlashInfer on one NVIDIA GPU, in one process, on the shapes of ../workloads.json.
 
     cargo build --release --features cuda --example h200
-    python3 benches/h200/bench.py --bridge target/release/examples/libh200.so --out docs/h200.json
+    python3 benches/h200/bench.py --bridge target/release/examples/libh200.so --revision $(git rev-parse --short HEAD) --out docs/h200.json
 
 Every figure is the median over rounds of a CUDA graph of at least ten calls, over KV caches in turn that together are far larger than the
 L2 (which is swept before each replay where a graph's caches are not). In a round every contestant replays its graph once; rounds go through
@@ -56,6 +56,7 @@ class Bench:
             "torch": torch.__version__,
             "flashinfer": self.peers.version,
             "date": datetime.date.today().isoformat(),
+            "revision": args.revision,
             "rounds": args.rounds,
             "preferred_fp8_layout": preferred,
             "per_token_layout": args.per_token_layout or preferred,
@@ -156,6 +157,7 @@ def main():
     parser.add_argument("--only", nargs="+", help="parts of FAMILY/NAME; default: all")
     parser.add_argument("--hot", nargs="*", default=[], help="parts of FAMILY/NAME to time on one cache as well")
     parser.add_argument("--per-token-layout", help="of FP8 caches with a factor a token; default: the one that the registry prefers")
+    parser.add_argument("--revision", required=True, help="of this repository, for the record")
     parser.add_argument("--rounds", type=int, default=40)
     with torch.cuda.stream(torch.cuda.Stream()):
         Bench(parser.parse_args()).run()

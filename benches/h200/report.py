@@ -174,7 +174,7 @@ def about(run):
     preferred, layout = facts["preferred_fp8_layout"].capitalize(), facts["per_token_layout"].capitalize()
     chosen = "the layout that the registry prefers" if preferred == layout else f"not the layout that the registry prefers, {preferred}"
     return [
-        f"Measured on one {facts['card']}, driver {facts['driver']}, CUDA {facts['cuda']}, beside FlashInfer {facts['flashinfer']} (torch "
+        f"Measured at revision {facts['revision']} on one {facts['card']}, driver {facts['driver']}, CUDA {facts['cuda']}, beside FlashInfer {facts['flashinfer']} (torch "
         f"{facts['torch']}), in one process and in turns, by `benches/h200/bench.py`, which says how. Calls read caches that are not in the L2. "
         f"Medians of {facts['rounds']} rounds, quartiles in parentheses; a ratio is the median of the rounds' ratios to the best peer, above 1 "
         "where this crate is faster. Kernels and plans are those that the registry and the planner choose. In this run a kernel that only reads "

@@ -8,8 +8,9 @@ use cdna_profile::waits::waits;
 
 use crate::call::Kernel;
 use crate::measure::with_flags;
+use crate::parse;
 use crate::profiles;
-use crate::tests::{clang, parse};
+use crate::tests::clang;
 
 /// The tile that the registry selects.
 fn selected(options: &str) -> Selection {

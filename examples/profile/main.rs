@@ -4,6 +4,7 @@
 //! cargo run --release --features rocm --example profile -- --shape minimax20/decode-b4-q1-ctx8192-bf16 --arch gfx950
 //! cargo run --release --features rocm --example profile -- --kv fp8 --page-size 16 --max-partitions 1 --context 30000
 //! cargo run --release --features rocm --example profile -- --table minimax20
+//! cargo run --release --features rocm --example profile -- --variants
 //! cargo run --release --features rocm --example profile -- --constants
 //! ```
 //!
@@ -18,13 +19,14 @@ mod shape;
 mod table;
 #[cfg(test)]
 mod tests;
+mod variants;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use candle_paged_attn::plan::{HostPlan, capacity};
-use candle_paged_attn::registry::{Arch, Flags, Selection};
+use candle_paged_attn::registry::{Arch, Flags, Problem, Selection};
 use candle_paged_attn::rocm::specialize;
 use clap::Parser;
 use testkit::workloads;
@@ -32,6 +34,7 @@ use testkit::workloads;
 use measure::{Profile, Tasks, generic, kv_bytes, profile, with_flags};
 use shape::{Shape, ShapeArgs};
 use table::Line;
+use variants::VARIANTS;
 
 #[derive(Parser)]
 #[command(about = "Counts what a shape's tile kernel and the generic tile execute on the simulator, and predicts their times")]
@@ -47,6 +50,9 @@ struct Args {
     /// A line for each workload of a family of benches/workloads.json, beside the published times where there are any
     #[arg(long, value_name = "FAMILY")]
     table: Option<String>,
+    /// A line for each schedule of the tile: what it executes without it and with it
+    #[arg(long)]
+    variants: bool,
     /// Prints the constants of the prediction with their sources
     #[arg(long)]
     constants: bool,
@@ -70,6 +76,10 @@ fn run(args: &Args) -> Result<()> {
         return print(&if args.json { serde_json::to_string(cdna_profile::constants::TABLE)? + "\n" } else { table::constants() });
     }
     let arch = Arch::from_name(&args.arch).context("--arch")?;
+    if args.variants {
+        let measured = VARIANTS.iter().map(|variant| variant.measure(&arch)).collect::<Result<Vec<_>>>()?;
+        return print(&table::variants(&measured));
+    }
     if let Some(family) = &args.table {
         let (lines, notes) = lines(family, &arch)?;
         return print(&(table::workloads(&lines) + &notes.concat()));
@@ -104,11 +114,18 @@ fn profiles(shape: &Shape, arch: &Arch, flags: Option<&[String]>) -> Result<Vec<
     Ok(profiles)
 }
 
-/// Flags by name.
+/// Options as if from the command line.
+fn parse(options: &str) -> Args {
+    Args::parse_from(["profile"].into_iter().chain(options.split_whitespace()))
+}
+
+/// Flags by name; KERNARG_PRELOAD is as many dwords as the registry preloads.
 fn named(names: &[String]) -> Result<Flags> {
     let mut flags = Flags::default();
     for name in names {
-        if !flags.set(name) {
+        if name == "KERNARG_PRELOAD" {
+            flags.kernarg_preload = Problem::default().kernarg_preload;
+        } else if !flags.set(name) {
             let known: Vec<&str> = flags.all().into_iter().map(|(name, _)| name).collect();
             bail!("--flags {name:?}: not one of {}", known.join(", "))
         }
@@ -125,7 +142,7 @@ fn lines(family: &str, arch: &Arch) -> Result<(Vec<Line>, Vec<String>)> {
     let (mut lines, mut notes) = (vec![], vec![]);
     for workload in &found.workloads {
         let name = format!("{family}/{}", workload.name);
-        let shape = Args::parse_from(["profile", "--shape", &name]).shape.resolve(arch)?;
+        let shape = parse(&format!("--shape {name}")).shape.resolve(arch)?;
         match profiles(&shape, arch, None) {
             Ok(profiles) => {
                 let mut profiles = profiles.into_iter();

@@ -52,15 +52,54 @@ impl Tasks {
     }
 }
 
+/// What a wave executes over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Span {
+    /// A steady tile.
+    Tile,
+    /// A task of one tile, from its first instruction to its last.
+    Task,
+}
+
+/// A wave's counts over a span, and how long one workgroup alone on its compute unit is predicted to take.
+pub struct Cost {
+    pub counts: Counts,
+    pub us: f64,
+    /// VGPRs and AGPRs of a wave.
+    pub registers: usize,
+    /// Whether a second launch merges partial results.
+    pub reduced: bool,
+}
+
+/// Compiles and runs `selection` with `query_len` new tokens.
+pub fn cost(selection: Selection, query_len: usize, span: Span) -> Result<Cost> {
+    let kernel = Kernel::compile(selection, &[])?;
+    let machine = Machine::of(kernel.module.object.arch);
+    let (counts, timing) = match span {
+        Span::Tile => steady(&kernel, query_len)?,
+        Span::Task => {
+            let run = kernel.run(1, query_len)?;
+            let waves = kernel.selection.threads as f64 / 64.0;
+            (run.counts.per(&Counts::default(), waves), estimate(&kernel, &run, 1, machine.fill))
+        }
+    };
+    let registers = kernel.static_counts()?.registers;
+    Ok(Cost { counts, us: machine.us(timing.cycles), registers, reduced: kernel.selection.needs_reducer() })
+}
+
+/// A steady tile: what a wave executes, and what one workgroup alone is predicted to take.
+fn steady(kernel: &Kernel, query_len: usize) -> Result<(Counts, Timing)> {
+    let (short, long) = (kernel.run(TILES, query_len)?, kernel.run(TILES + MORE, query_len)?);
+    let timing = |run: &Run| estimate(kernel, run, 1, Machine::of(kernel.module.object.arch).fill);
+    Ok((long.counts.per(&short.counts, GROUP_WAVES * MORE as f64), timing(&long).per(&timing(&short), MORE as f64)))
+}
+
 /// Compiles and runs `selection`.
 pub fn profile(selection: Selection, arch: &Arch, tasks: &Tasks) -> Result<Profile> {
     let kernel = Kernel::compile(selection, &[])?;
-    let (short, long) = (kernel.run(TILES, tasks.query_len)?, kernel.run(TILES + MORE, tasks.query_len)?);
+    let (tile, predicted_timing) = steady(&kernel, tasks.query_len)?;
     let machine = Machine::of(kernel.module.object.arch);
-    let timing = |run: &Run| estimate(&kernel, run, 1, machine.fill);
-    let predicted_timing = timing(&long).per(&timing(&short), MORE as f64);
     let resident = resident(&kernel, arch)?;
-    let tile = long.counts.per(&short.counts, GROUP_WAVES * MORE as f64);
     Ok(Profile {
         kernel: kernel.selection.kernel.clone(),
         flags: kernel.selection.flags().names(),

@@ -5,9 +5,10 @@ use std::fmt::Write;
 
 use cdna_profile::constants::{Constant, TABLE};
 use cdna_profile::predict::BoundTimes;
-use cdna_profile::{Bound, Tag};
+use cdna_profile::{Bound, Counts, Tag};
 
-use crate::measure::Profile;
+use crate::measure::{Cost, Profile, Span};
+use crate::variants::{Measured, drains};
 
 /// One line of a table: a name, and a cell for each profile.
 struct Row(String, Vec<String>);
@@ -106,6 +107,39 @@ pub fn workloads(lines: &[Line]) -> String {
     text
 }
 
+/// Schedules before and after, in Markdown: docs/kernels.md shows this table.
+pub fn variants(measured: &[Measured]) -> String {
+    let mut text =
+        "| | flags | shape | over | instructions | VALU | conversions | LDS | barriers | waits that drain K, V | registers | predicted us |\n"
+            .to_string();
+    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    for Measured { variant, costs } in measured {
+        let pair = |of: &dyn Fn(&Cost) -> String| {
+            let [before, after] = costs.each_ref().map(of);
+            if before == after { before } else { format!("{before} → {after}") }
+        };
+        let number = |of: fn(&Counts) -> f64| pair(&|cost| decimal(of(&cost.counts)));
+        let span = if variant.span == Span::Tile { "tile" } else { "one-tile task" };
+        let shape = variant.shape.split(" --batch").next().unwrap_or_default().replace("--", "");
+        let cells = [
+            variant.row.to_string(),
+            variant.flags.join(", "),
+            shape,
+            span.to_string(),
+            number(|c| c.instructions),
+            number(|c| c.valu),
+            number(|c| c.conversions),
+            number(|c| c.lds),
+            number(|c| c.barriers),
+            number(drains),
+            pair(&|cost| cost.registers.to_string()),
+            pair(&|cost| format!("{:.2}", cost.us)),
+        ];
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    }
+    text
+}
+
 /// The model's constants, in Markdown: docs/kernels.md holds this text.
 pub fn constants() -> String {
     let mut text = "| constant | unit | gfx942 | gfx950 | source |\n|---|---|---|---|---|\n".to_string();
@@ -157,7 +191,8 @@ fn bound_name(bound: Bound) -> &'static str {
 
 /// At most two decimals, and none where there are none.
 fn decimal(x: f64) -> String {
-    let text = format!("{x:.2}");
+    // No negative zero.
+    let text = format!("{:.2}", x + 0.0);
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 

@@ -9,21 +9,17 @@ use cdna_profile::constants::TABLE;
 use cdna_profile::waits::{Wait, waits};
 use cdna_profile::{Machine, Tag, time};
 use cdna_sim::Trace;
-use clap::Parser;
 
 use crate::call::Kernel;
 use crate::measure::with_flags;
-use crate::{Args, named, profiles, table};
+use crate::variants::VARIANTS;
+use crate::{named, parse, profiles, table};
 
 pub fn clang() -> bool {
     let named = std::env::var("CANDLE_PAGED_ATTN_CLANG").ok();
     let candidates = named.into_iter().chain((20..=24).rev().map(|version| format!("clang-{version}")));
     let mut works = candidates.map(|clang| Command::new(clang).arg("--version").output().is_ok_and(|output| output.status.success()));
     works.any(|works| works)
-}
-
-pub fn parse(options: &str) -> Args {
-    Args::parse_from(["profile"].into_iter().chain(options.split_whitespace()))
 }
 
 #[test]
@@ -62,6 +58,36 @@ fn every_constant_has_a_source() {
     let text = table::constants();
     assert_eq!(text.matches("**fit**").count(), TABLE.iter().filter(|constant| constant.fitted).count());
     assert!(include_str!("../../docs/kernels.md").contains(&text), "docs/kernels.md: its table of constants against `profile --constants`");
+}
+
+/// Each schedule has less of what it is for, and what the registry selects for the shape is predicted faster than the generic tile.
+#[test]
+fn variants_are_predicted_faster_where_they_are_selected() {
+    if !clang() {
+        println!("SKIPPED: no clang of version 20 or newer");
+        return;
+    }
+    let arch = Arch::gfx950();
+    let mut wrong = vec![];
+    for variant in VARIANTS {
+        let measured = variant.measure(&arch).unwrap();
+        let [before, after] = measured.claimed();
+        let what = format!("{} {:?} {}", variant.row, variant.flags, variant.shape);
+        println!("{what}: {:?} {before} -> {after}", variant.removes);
+        if after >= before {
+            wrong.push(format!("{what}: {:?} {before} -> {after}", variant.removes));
+        }
+        let [generic, selected] = <[_; 2]>::try_from(profiles(&parse(variant.shape).shape.resolve(&arch).unwrap(), &arch, None).unwrap())
+            .unwrap_or_else(|_| panic!("{what}: the generic tile is selected"));
+        let chosen = |flag: &&str| *flag == "KERNARG_PRELOAD" || selected.flags.contains(flag);
+        assert!(variant.flags.iter().all(chosen), "{what}: {:?} are selected", selected.flags);
+        let us = [generic, selected].map(|profile| profile.predicted_call.unwrap().us);
+        println!("  predicted call {us:.2?}");
+        if us[1] >= us[0] {
+            wrong.push(format!("{what}: predicted {us:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 type Names = &'static [&'static str];

@@ -84,6 +84,18 @@ PA_DEVICE const u8 *opaque_scalar(const u8 *x) {
     return x;
 }
 
+// A value that no kernel writes while this one runs, by a scalar load.
+template <class V>
+PA_DEVICE V constant(const void *address) { return *(const __attribute__((address_space(4))) V *)(u64)address; }
+
+// Has scalar values there from here on: loads that they come by are not put off.
+PA_DEVICE void settle() {}
+template <class V, class... More>
+PA_DEVICE void settle(V x, More... more) {
+    asm volatile("" ::"s"(x));
+    settle(more...);
+}
+
 // A value of this lane that is not looked through: what it is made into is not computed, nor waited for, earlier, nor kept in scalar registers.
 PA_DEVICE u32 opaque_lane(u32 x) {
     asm("" : "+v"(x));

@@ -161,7 +161,7 @@ struct Pipeline {
     // Scales that all of O shares.
     PA_DEVICE void finish() {
         float factor = 1.f / (1 << T::P_EXPONENT);
-        if constexpr (T::SCALES == Scales::SCALAR) factor *= *(const float *)call.args.v_scale;
+        if constexpr (T::SCALES == Scales::SCALAR) factor *= constant<float>(call.args.v_scale);
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
             if constexpr (T::FP8) output[m].scale(factor);
         }
@@ -186,7 +186,13 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     if (!T::PAGES_AHEAD || some) {
         PA_UNROLL for (int i = 0; i < 2; i++) ids[i] = pages.load_id(task.first_tile + i);
     }
-    if constexpr (!T::QUERY_EARLY) stage_queries(call, task.rows, lds);
+    if constexpr (T::QUERY_EARLY) {
+        // What comes by scalar loads comes with Q and the page ids: behind K, V would wait for it.
+        settle(pages.value.base, pages.value.page_bytes, call.args.scale_log2, call.args.out);
+        if constexpr (T::SCALES == Scales::SCALAR) settle(constant<float>(call.args.k_scale), constant<float>(call.args.v_scale));
+    } else {
+        stage_queries(call, task.rows, lds);
+    }
     pages.stage_id(task.first_tile, ids[0]);
     if constexpr (T::IDS_AHEAD == 2) pages.stage_id(task.first_tile + 1, ids[1]);
     if (!T::PAGES_AHEAD) barrier();

@@ -28,7 +28,7 @@ struct RowStates {
             factor[m] = call.args.scale_log2;
             // The MXFP4 tile's addresses take all scalar registers: what is the same in all lanes is kept in each.
             if constexpr (T::SCALES == Scales::BLOCK) factor[m] = opaque_lane(factor[m]);
-            if constexpr (T::SCALES == Scales::SCALAR) factor[m] *= *(const float *)call.args.k_scale;
+            if constexpr (T::SCALES == Scales::SCALAR) factor[m] *= constant<float>(call.args.k_scale);
             if constexpr (T::ROW_SCALED) factor[m] *= lds.query_scale(row);
             // Where scores are masked before it is multiplied, not even the least must become 0.
             if constexpr (T::SCALE_IN_EXP2) factor[m] = max(factor[m], 0x1p-126f);

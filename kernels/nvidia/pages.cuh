@@ -71,24 +71,23 @@ struct PageIds {
     }
 };
 
-// Brings the first chunk of a group into the L2, runs of neighbouring tokens at once: a hint.
+// Brings the first chunk of a group into the L2: hints, a line each.
 template <class T>
 __device__ __forceinline__ void hint_first_chunk(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int group, int thread) {
     constexpr i64 BYTES = T::Kv::BYTES;
+    constexpr int LINES = (T::ROW_BYTES + 127) / 128, ALL = T::CHUNK * LINES;
     const int token = task.begin + group * T::CHUNK;
-    const bool dense = p.key_stride.token == T::HEAD_DIM && p.value_stride.token == T::HEAD_DIM;
-    const int run = dense ? T::CHUNK / PageIds<T>::SUB : 1;
     const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES;
     const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES;
 #pragma unroll
-    for (int step = 0; step < T::CHUNK; step += T::GROUP_THREADS) {
-        const int row = (step + thread) % T::CHUNK, t = token + row;
-        const bool issues = step + thread < T::CHUNK && row % run == 0 && t >= task.first_token && t < task.end;
-        const i64 page = pages.page(0, token, row, issues);
-        const int in_page = u32(t) % u32(T::PAGE_SIZE), bytes = min(run, task.end - t) * T::ROW_BYTES;
-        if (!issues) continue;
-        prefetch_l2(k + (page * p.key_stride.page + in_page * p.key_stride.token) * BYTES, bytes);
-        prefetch_l2(v + (page * p.value_stride.page + in_page * p.value_stride.token) * BYTES, bytes);
+    for (int step = 0; step < ALL; step += T::GROUP_THREADS) {
+        const int i = (step + thread) % ALL, row = i / LINES, line = i % LINES * 128, t = token + row;
+        const bool owned = step + thread < ALL && t >= task.first_token && t < task.end;
+        const i64 page = pages.page(0, token, row, owned);
+        const int in_page = u32(t) % u32(T::PAGE_SIZE);
+        if (!owned) continue;
+        prefetch_l2(k + (page * p.key_stride.page + in_page * p.key_stride.token) * BYTES + line);
+        prefetch_l2(v + (page * p.value_stride.page + in_page * p.value_stride.token) * BYTES + line);
     }
 }
 

@@ -160,15 +160,6 @@ __device__ __forceinline__ Record reload_record(const Record* p) {
 // Brings a line into the L2 and its page into the TLBs: a hint, which neither faults nor orders anything.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// The same for `bytes`, a multiple of 16 like the address.
-__device__ __forceinline__ void prefetch_l2(const void* p, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#else
-    for (int at = 0; at < bytes; at += 128) prefetch_l2(static_cast<const u8*>(p) + at);
-#endif
-}
-
 // Orders this thread's writes to shared memory before what the tensor cores read of it after the next barrier.
 __device__ __forceinline__ void fence_async_proxy() {
 #if __CUDA_ARCH__ >= 900

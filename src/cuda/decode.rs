@@ -10,7 +10,7 @@ use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, cuda_storage, meta, write_address};
 use super::record::maybe_record;
-use super::specialize;
+use super::specialize::{self, ReducerCut, reducer_cut};
 use super::strides::{self, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
@@ -230,6 +230,13 @@ impl Decided {
 
     pub fn slots(&self) -> usize {
         self.plan.slots(&self.shapes)
+    }
+
+    /// How results of a row's tasks are merged where there are several.
+    pub fn reducer_cut(&self, gpu: &Gpu) -> ReducerCut {
+        let Shapes { batch, q_heads, dims, .. } = &self.shapes;
+        let rows = batch.saturating_mul(self.query_len).saturating_mul(*q_heads);
+        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, dims.head_dim, gpu.arch.compute_units)
     }
 
     /// Whether a row may have several tasks, whose results are merged.
@@ -583,7 +590,7 @@ impl Checked<'_> {
             count("blocks of query rows", selection.row_groups, MOST_YZ)?,
         ];
         let tile = gpu.tile(stream, selection)?;
-        let reducer = if is_split { Some(self.reducer(slots, plan_rows)?) } else { None };
+        let reducer = if is_split { Some(self.reducer()?) } else { None };
         let shape = LaunchShape { threads: selection.threads as u32, grid };
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
         // `out`, `lse` or the workspace alone.
@@ -620,19 +627,19 @@ impl Checked<'_> {
             gpu.planner(stream, decided.plan_rows(), op.options.query_start.is_some())?;
         }
         if decided.is_split() {
-            self.reducer(decided.slots(), decided.plan_rows())?;
+            self.reducer()?;
         }
         Ok(())
     }
 
-    fn reducer(&self, slots: usize, plan_rows: usize) -> Result<(Kernel, LaunchShape)> {
+    fn reducer(&self) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let warps = registry::reducer_warps(slots.div_ceil(plan_rows.max(1)));
-        let (heads, threads) = specialize::reducer_block(warps);
+        let cut = self.decided.reducer_cut(&self.gpu);
+        let (heads, threads) = specialize::reducer_block(cut.warps);
         let ragged = self.op.options.query_start.is_some();
-        let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, warps)?;
+        let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, cut)?;
         let grid = [
-            count("query rows", *query_len, i32::MAX as usize)?,
+            count("query rows", query_len.saturating_mul(cut.split), i32::MAX as usize)?,
             count("query heads", shapes.q_heads.div_ceil(heads), MOST_YZ)?,
             count("sequences", shapes.batch, MOST_YZ)?,
         ];

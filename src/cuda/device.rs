@@ -9,7 +9,7 @@ use candle::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
 use candle::{CudaDevice, DType, Device, Result, bail};
 
 use super::launch::Kernel;
-use super::specialize::{self, WriteKey};
+use super::specialize::{self, ReducerCut, WriteKey};
 use crate::jit::{Compiler, JitSettings};
 use crate::registry::{Arch, ArchName, Selection};
 
@@ -24,7 +24,7 @@ pub(super) struct Gpu {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum KernelId {
     Tile(crate::registry::KernelKey),
-    Reduce { head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize },
+    Reduce { head_dim: usize, output: DType, ragged: bool, per_head: bool, cut: ReducerCut },
     Plan { bucket: usize, ragged: bool },
     Write { key: WriteKey, value: DType, latest: bool },
 }
@@ -83,10 +83,10 @@ impl Gpu {
         output: DType,
         ragged: bool,
         per_head: bool,
-        warps: usize,
+        cut: ReducerCut,
     ) -> Result<Kernel> {
-        let id = KernelId::Reduce { head_dim, output, ragged, per_head, warps };
-        self.kernel(stream, id, 0, || specialize::reduce(self.arch.name, head_dim, output, ragged, per_head, warps))
+        let id = KernelId::Reduce { head_dim, output, ragged, per_head, cut };
+        self.kernel(stream, id, 0, || specialize::reduce(self.arch.name, head_dim, output, ragged, per_head, cut))
     }
 
     pub fn planner(&self, stream: &CudaStream, rows: usize, ragged: bool) -> Result<Kernel> {

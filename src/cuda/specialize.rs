@@ -7,6 +7,8 @@ use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split};
 pub use crate::registry::REDUCER_WARPS;
+#[cfg(feature = "cuda")]
+use crate::registry::reducer_warps;
 use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
@@ -60,12 +62,34 @@ pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
     if warps == 1 { (4, 128) } else { (1, warps * 32) }
 }
 
-/// The reducer of partial results of `head_dim` channels into an output of `output` dtype, by `warps` a row ([`REDUCER_WARPS`]).
-pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, warps: usize) -> Result<Specialization> {
-    let marks = [mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
+/// How a row of the reducer is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReducerCut {
+    /// Warps of a block ([`REDUCER_WARPS`]).
+    pub warps: usize,
+    /// Blocks that share the channels: 1, or with more than one warp [`REDUCER_SPLIT`].
+    pub split: usize,
+}
+
+/// Blocks that share the channels of a row where any do.
+pub const REDUCER_SPLIT: usize = 4;
+
+/// The cut for `rows` (sequence, query token, query head) of up to `partials` partial results each: blocks share channels where most of the SMs
+/// would be idle without that.
+#[cfg(feature = "cuda")]
+pub(crate) fn reducer_cut(partials: usize, rows: usize, head_dim: usize, sms: usize) -> ReducerCut {
+    let warps = reducer_warps(partials);
+    let divides = head_dim.is_power_of_two() && (64..=512).contains(&head_dim);
+    ReducerCut { warps, split: if warps > 1 && divides && rows <= sms / 2 { REDUCER_SPLIT } else { 1 } }
+}
+
+/// The reducer of partial results of `head_dim` channels into an output of `output` dtype.
+pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, cut: ReducerCut) -> Result<Specialization> {
+    let ReducerCut { warps, split } = cut;
+    let marks = [mark(split > 1, "_split"), mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
     let number =
-        [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", 1)];
+        [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", split)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
 }
 

@@ -7,13 +7,13 @@ use rayon::prelude::*;
 
 use super::decode::{Decided, Plan, default_plan, plan_shape};
 use super::device::Gpu;
-use super::specialize::WriteKey;
+use super::specialize::{ReducerCut, WriteKey};
 use super::write::scale_mode;
 use crate::cache::{CacheDims, CacheLayout, ExpectedCalls, KvDtype, LayerCache, LayerForm};
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
-use crate::registry::{KernelKey, Selection, reducer_warps};
+use crate::registry::{KernelKey, Selection};
 
 /// Loads every kernel that `calls` over a layer like this one run; gives how many.
 pub(crate) fn warm_up(layer: &LayerCache, layout: CacheLayout, calls: &ExpectedCalls) -> Result<usize> {
@@ -35,9 +35,9 @@ pub(crate) fn warm_up(layer: &LayerCache, layout: CacheLayout, calls: &ExpectedC
     for selection in needed.tiles.values() {
         loads.push(Box::new(|| gpu.tile(&stream, selection).map(drop)));
     }
-    for &warps in &needed.reducers {
-        let kernel = |warps| gpu.reducer(&stream, head_dim, dtype, calls.ragged, calls.per_head_tables, warps).map(drop);
-        loads.push(Box::new(move || kernel(warps)));
+    for &cut in &needed.reducers {
+        let kernel = |cut| gpu.reducer(&stream, head_dim, dtype, calls.ragged, calls.per_head_tables, cut).map(drop);
+        loads.push(Box::new(move || kernel(cut)));
     }
     for &rows in &needed.planners {
         let kernel = |rows| gpu.planner(&stream, rows, calls.ragged).map(drop);
@@ -61,8 +61,7 @@ fn samples(most: usize) -> Vec<usize> {
 #[derive(Default)]
 struct Needed {
     tiles: HashMap<KernelKey, Selection>,
-    /// Warps a row.
-    reducers: HashSet<usize>,
+    reducers: HashSet<ReducerCut>,
     /// Rows, one count of each bucket.
     planners: HashSet<usize>,
 }
@@ -103,7 +102,7 @@ impl Needed {
         for plan in [default_plan(&shapes, &plan_shape(&shapes, &call.options, query_len), gpu)?, Plan::Free] {
             let decided = Decided::new(shapes.clone(), query_len, plan, &call, gpu)?;
             if decided.is_split() {
-                self.reducers.insert(reducer_warps(decided.slots().div_ceil(decided.plan_rows().max(1))));
+                self.reducers.insert(decided.reducer_cut(gpu));
             }
             if decided.is_planned_here() {
                 self.planners.insert(crate::plan::batch_bucket(decided.plan_rows()));

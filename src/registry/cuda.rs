@@ -129,7 +129,9 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
     let mut shapes = vec![];
     let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128;
     if by_warpgroup {
-        shapes.push(if p.kv_dtype == KvDtype::Fp8 { CudaShape::warpgroups(2, 3) } else { CudaShape::warpgroups(3, 2) });
+        // A third group is worth more than a third stage only where SMs have more than one task.
+        let third_group = p.kv_dtype != KvDtype::Fp8 && p.workgroups() > arch.compute_units;
+        shapes.push(if third_group { CudaShape::warpgroups(3, 2) } else { CudaShape::warpgroups(2, 3) });
     }
     shapes.extend([(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(of));
     (shapes, format!("{}for {rows} query rows of a KV head", if by_warpgroup { "warpgroup products " } else { "" }))
@@ -304,7 +306,8 @@ mod tests {
     fn more_query_rows_than_16_are_shared_by_warps() {
         let verify = |p: Problem, query_len| Problem { query_len, ..p };
         for (p, arch, shape) in [
-            (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(3, 2)),
+            (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(2, 3)),
+            (Problem { batch: 128, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(3, 2)),
             (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (verify(nhd(), 4), Arch::sm80(), CudaShape::of(4, 2, 3, 32)),
             (verify(nhd(), 2), Arch::sm80(), CudaShape::of(2, 2, 3, 32)),
@@ -312,7 +315,7 @@ mod tests {
         ] {
             assert_eq!(cut(&p, arch.clone()), Some(shape), "{p:?} on {arch}");
         }
-        let said = "tensor cores, 3 groups of 4 warps on 2 stages of 64 tokens, warpgroup products for 64 query rows of a KV head; ";
+        let said = "tensor cores, 2 groups of 4 warps on 3 stages of 64 tokens, warpgroup products for 64 query rows of a KV head; ";
         assert!(reason(&verify(nhd(), 4)).starts_with(said), "{}", reason(&verify(nhd(), 4)));
     }
 

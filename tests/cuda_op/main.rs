@@ -4,6 +4,7 @@
 mod append;
 mod cache;
 mod cases;
+mod contracts;
 mod graphs;
 mod large;
 mod refusals;

@@ -1,6 +1,6 @@
 // Checks the tile kernels against double precision and times them: graphs of calls rotated over caches that overflow the L2.
 //
-//   nvcc -std=c++17 -O1 -arch=sm_90 -o bench bench.cu -ldl    (KERNELS, NVRTC, ARCH and JOBS in the environment: see compile.h)
+//   nvcc -std=c++17 -O1 -arch=sm_90 -o bench bench.cu -ldl    (KERNELS, NVRTC, ARCH, JOBS and DEFINES, more options for NVRTC, in the environment: see compile.h)
 //   bench compile DIR [filter]    where NVRTC is: what the cases below need and DIR lacks
 //   bench file DIR FILE    times the problems of a file: see run_file
 //   bench compile|compare DIR CONTENDERS FILE    the contenders of a file on the problems of another: see compare
@@ -73,8 +73,6 @@ static void release_all() {
 static double read_rate_bytes_per_us = 4.4e6;
 static int sms = 132;
 
-static std::map<CUfunction, CUmodule> modules;
-
 // A compiled kernel; loaded once.
 static CUfunction load(const std::string& root, const Variant::Macros& macros, int shared_bytes) {
     static std::map<std::string, CUfunction> loaded;
@@ -88,7 +86,6 @@ static CUfunction load(const std::string& root, const Variant::Macros& macros, i
         CUmodule module;
         OK(module_load(&module, file.c_str()));
         OK(get(&f, module, "kernel"));
-        modules[f] = module;
         int spilled = 0;
         OK(attribute(&spilled, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, f));
         if (spilled) printf("%s: %d bytes of local memory\n", file.c_str(), spilled);
@@ -421,7 +418,8 @@ struct Contender {
 static void contend(const Problem& problem, const std::vector<Contender>& contenders) {
     int64_t bytes = 0;
     for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * 128 * 2 * contenders[0].v.kv_bits() / 8;
-    const int caches = std::max(3, std::min(128, int((getenv("ROTATE") ? atof(getenv("ROTATE")) : 400e6) / std::max<int64_t>(bytes, 1000000)) + 1));
+    const double rotated = getenv("ROTATE") ? atof(getenv("ROTATE")) : 400e6;  // bytes of caches, at least
+    const int caches = std::max(3, std::min(128, int(rotated / std::max<int64_t>(bytes, 1000000)) + 1));
     folder = contenders[0].folder;
     Case c(contenders[0].v, problem, caches, false);
     std::vector<std::vector<Call>> lists;
@@ -457,34 +455,6 @@ static void contend(const Problem& problem, const std::vector<Contender>& conten
         if (!(errors.back() < 1e-2)) failures++;
     }
     const auto us = time_graphs(lists, bytes > 400e6 ? 15 : 30);
-    if (getenv("STAMPS")) {
-        static auto global = entry<decltype(cuModuleGetGlobal)>("cuModuleGetGlobal");
-        for (size_t l = 0; l < lists.size(); l++) {
-            std::vector<unsigned long long> a(16 * 4096), b(16 * 4096);
-            CUdeviceptr at;
-            size_t size;
-            const Call& last = lists[l].back();
-            if (global(&at, &size, modules[last.tile], "_ZN2pa9pa_stampsE")) continue;
-            OK(cudaMemset((void*)at, 0, size));
-            time_graphs({lists[l]}, 1);
-            OK(cudaMemcpy(a.data(), (void*)at, size, cudaMemcpyDeviceToHost));
-            OK(CUresult(global(&at, &size, modules[last.reduce], "_ZN2pa9pa_stampsE")));
-            OK(cudaMemcpy(b.data(), (void*)at, size, cudaMemcpyDeviceToHost));
-            unsigned long long zero = ~0ull;
-            for (int i = 0; i < 4096; i++) if (a[2 * 4096 + i]) zero = std::min(zero, a[2 * 4096 + i]);
-            printf("   stamps %-5s", contenders[l].name.c_str());
-            auto show = [&](const std::vector<unsigned long long>& x, int stamp) {
-                std::vector<double> at;
-                for (int i = 0; i < 4096; i++) if (x[stamp * 4096 + i]) at.push_back((double(x[stamp * 4096 + i]) - double(zero)) / 1e3);
-                std::sort(at.begin(), at.end());
-                if (!at.empty()) printf(" %d:%.1f/%.1f/%.1f", stamp, at.front(), at[at.size() / 2], at.back());
-            };
-            for (int i = 0; i < 10; i++) show(a, i);
-            printf(" |");
-            for (int i = 0; i < 5; i++) show(b, i);
-            printf("\n");
-        }
-    }
     printf("%-30s %-4s %7.2f %5.1f%%", problem.name.c_str(), contenders[0].v.kv == FP8 ? "fp8" : "bf16", us[0][0], 100 * bytes / read_rate_bytes_per_us / us[0][0]);
     for (size_t i = 1; i < us.size(); i++) printf("  %s %5.3f%s", contenders[i].name.c_str(), us[i][0] / us[0][0], errors[i] < 1e-2 ? "" : " BAD");
     printf("\n");

@@ -48,6 +48,7 @@ static void check_family(int kv, double bound) {
     check(with(d, " g40", group(40)), ragged("q2 h1 g40 many blocks", 2, 1), bound);
     check(d, ragged("q1 one task a row", 1, 1, 0, true, 9), bound);
     check(with(d, " p16 g5", [](Variant& v) { v.page = 16, v.tile = 64, v.group = 5; }), ragged("q1 h4 g5 hnd", 1, 4, 0, true), bound);
+    check(with(d, " d256 p16", [&](Variant& v) { v.head_dim = 256, v.page = 16, v.groups = 4; }), ragged("q1 h1 g16", 1, 1), bound);
     check(with(d, " p24 g5", [](Variant& v) { v.page = 24, v.tile = 64, v.group = 5; }), ragged("q1 h2 g5", 1, 2), bound);
     check(with(d, " window p16 g4", [](Variant& v) { v.page = 16, v.window = true, v.group = 4; }), ragged("q3 h2 g4 w100", 3, 2, 100), bound);
     check(with(d, " window", [](Variant& v) { v.window = true; }), ragged("q1 h2 g16 w1", 1, 2, 1), bound);

@@ -1,0 +1,287 @@
+//! The op's contracts beyond single forms: sizes at their bounds, what a call must not depend on, calls that agree with each other, random calls.
+
+use candle::{DType, Device, Result, Tensor};
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::plan::{DecodePlan, PlanRequest};
+use candle_paged_attn::{KvScale, PlanChoice, cuda, explain_call, merge_attention_states, paged_decode_into};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestRunner};
+use testkit::cases::{Case, CaseSpec, Poison, Scales};
+use testkit::reference::floats;
+
+use crate::support::*;
+
+#[test]
+fn extreme_sizes() {
+    let Some(device) = gpu("extreme_sizes") else { return };
+    let base = CaseSpec { lens: vec![70, 3], ..CaseSpec::default() };
+    let bf16 = CaseSpec { kv_dtype: KvDtype::Bf16, q_dtype: DType::BF16, ..base.clone() };
+    let sizes = [
+        CaseSpec { head_dim: 8, page_size: 1, ..base.clone() },
+        CaseSpec { head_dim: 1024, page_size: 8, ..base.clone() },
+        CaseSpec { head_dim: 576, page_size: 1024, ..bf16.clone() },
+        CaseSpec { head_dim: 192, page_size: 7, kv_dtype: KvDtype::Fp8, scales: Scales::PerToken, ..base.clone() },
+        CaseSpec { group: 71, kv_heads: 1, ..base.clone() },
+        CaseSpec { group: 71, kv_heads: 1, head_dim: 128, ..bf16.clone() },
+        CaseSpec { group: 1, kv_heads: 32, head_dim: 40, ..base },
+        CaseSpec { group: 16, kv_heads: 1, head_dim: 128, query_lens: vec![300, 1], lens: vec![900, 2000], ..bf16 },
+    ];
+    sizes.iter().for_each(|spec| {
+        check(&device, spec);
+    });
+}
+
+#[test]
+fn pages_larger_than_a_tile() {
+    let Some(device) = gpu("pages_larger_than_a_tile") else { return };
+    for page_size in [256, 512, 1024] {
+        check(&device, &CaseSpec { page_size, lens: vec![1300, 511, 3], ..spec(KvDtype::Bf16, Scales::None) });
+    }
+}
+
+#[test]
+fn many_rows_are_split_over_blocks() {
+    let Some(device) = gpu("many_rows_are_split_over_blocks") else { return };
+    let base = spec(KvDtype::Bf16, Scales::None);
+    check(&device, &CaseSpec { group: 16, kv_heads: 1, query_lens: vec![9], lens: vec![300, 20], ..base.clone() });
+    check(&device, &CaseSpec { group: 16, kv_heads: 1, query_lens: vec![70, 1], lens: vec![300, 400], ..base.clone() });
+    check(&device, &CaseSpec { group: 5, kv_heads: 2, query_lens: vec![0, 33, 1, 2], lens: vec![9, 300, 1, 259], per_head: true, ..base });
+}
+
+#[test]
+fn a_peaked_softmax_stays_accurate() {
+    let Some(device) = gpu("a_peaked_softmax_stays_accurate") else { return };
+    for (kv_dtype, scales) in forms() {
+        for query_lens in [vec![1], vec![4]] {
+            check(&device, &CaseSpec { q_factor: 32.0, query_lens, lens: vec![777, 1024], ..spec(kv_dtype, scales) });
+        }
+    }
+}
+
+#[test]
+fn nan_in_a_later_querys_token_stays_out_of_the_earlier_ones() -> Result<()> {
+    let Some(device) = gpu("nan_in_a_later_querys_token_stays_out_of_the_earlier_ones") else { return Ok(()) };
+    for kv_dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::F16] {
+        // Query 0 of 4 may not see token 99, which only query 3 attends.
+        let spec = CaseSpec { query_lens: vec![4], lens: vec![100], page_size: 128, kv_heads: 1, ..spec(kv_dtype, Scales::None) };
+        let case = spec.build()?;
+        let clean = run(&on(&case, &device, Tables::Host)?)?.0;
+        let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+        let nan = Tensor::full(f32::NAN, (1, 1, 1, spec.head_dim), &Device::Cpu)?.to_dtype(kv_dtype.dtype())?;
+        let poisoned = |cache: &Tensor| cache.slice_assign(&[page..page + 1, 99..100, 0..1, 0..spec.head_dim], &nan);
+        for (key, value) in [(poisoned(&case.key_cache)?, case.value_cache.clone()), (case.key_cache.clone(), poisoned(&case.value_cache)?)]
+        {
+            let out = run(&on(&Case { key_cache: key, value_cache: value, ..case.clone() }, &device, Tables::Host)?)?.0;
+            let earlier = |t: &Tensor| t.narrow(0, 0, 3).map(|t| bits(&t));
+            assert_eq!(earlier(&out)?, earlier(&clean)?, "{kv_dtype:?}");
+            assert!(floats(&out.narrow(0, 3, 1)?)?.iter().all(|v| v.is_nan()), "the query that owns the NaN shows it");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn poison_never_changes_a_bit() -> Result<()> {
+    let Some(device) = gpu("poison_never_changes_a_bit") else { return Ok(()) };
+    for (kv_dtype, scales) in forms().into_iter().chain([(KvDtype::F32, Scales::None)]) {
+        let spec = CaseSpec { lens: vec![1, 255, 0, 301], query_lens: vec![3], window: Some(100), ..spec(kv_dtype, scales) };
+        let nan = run(&on(&spec.build()?, &device, Tables::Host)?)?;
+        let infinity = run(&on(&CaseSpec { poison: Poison::Infinity, ..spec }.build()?, &device, Tables::Host)?)?;
+        assert_eq!((bits(&nan.0), bits(&nan.1)), (bits(&infinity.0), bits(&infinity.1)), "{kv_dtype:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn empty_contexts_and_caches() -> Result<()> {
+    let Some(device) = gpu("empty_contexts_and_caches") else { return Ok(()) };
+    let base = spec(KvDtype::Bf16, Scales::None);
+    for max_partitions in [None, Some(1)] {
+        let spec = CaseSpec { lens: vec![0, -5, 9], sinks: max_partitions.is_none(), max_partitions, ..base.clone() };
+        let (out, lse) = run(&on(&spec.build()?, &device, Tables::Host)?)?;
+        assert!(floats(&out.narrow(0, 0, 2)?)?.iter().all(|v| *v == 0.0));
+        assert!(floats(&lse.narrow(0, 0, 2)?)?.iter().all(|v| *v == f64::NEG_INFINITY));
+        check(&device, &spec);
+    }
+    let empty = CaseSpec { lens: vec![], ..base.clone() }.build()?;
+    assert_eq!(run(&on(&empty, &device, Tables::Host)?)?.0.dims(), [0, 8, 128]);
+    // A cache without a page, and tables without a lane.
+    let mut none = CaseSpec { lens: vec![0, 0], ..base }.build()?;
+    for (pages, lanes) in [(0, 3), (2, 0)] {
+        none.key_cache = Tensor::zeros((pages, 16, 2, 128), DType::BF16, &Device::Cpu)?;
+        none.value_cache = none.key_cache.clone();
+        none.block_tables = Tensor::zeros((2, lanes), DType::U32, &Device::Cpu)?;
+        let (out, lse) = run(&on(&none, &device, Tables::Host)?)?;
+        assert!(floats(&out)?.iter().all(|v| *v == 0.0) && floats(&lse)?.iter().all(|v| *v == f64::NEG_INFINITY));
+    }
+    Ok(())
+}
+
+/// Four dims whose first two are rows of one stride are the same call; others are refused, as the kernels take one stride.
+#[test]
+fn four_dimensional_queries() -> Result<()> {
+    let Some(device) = gpu("four_dimensional_queries") else { return Ok(()) };
+    let case = CaseSpec { query_lens: vec![4], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let want = run(&on(&case, &device, Tables::Host)?)?.0;
+    let four = case.q.reshape((3, 4, 8, 128))?;
+    let out = run(&on(&Case { q: four.clone(), ..case.clone() }, &device, Tables::Host)?)?.0;
+    assert_eq!(out.dims(), [3, 4, 8, 128]);
+    assert_eq!(bits(&out.reshape((12, 8, 128))?), bits(&want));
+    let swapped = four.transpose(0, 1)?.contiguous()?.transpose(0, 1)?;
+    refuses(run(&on(&Case { q: swapped, ..case }, &device, Tables::Host)?), &["q", "one stride"]);
+    Ok(())
+}
+
+#[test]
+fn strided_outputs_keep_what_is_between() -> Result<()> {
+    let Some(device) = gpu("strided_outputs_keep_what_is_between") else { return Ok(()) };
+    let case = CaseSpec { query_lens: vec![2], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let call = on(&case, &device, Tables::Device)?;
+    let want = run(&call)?.0;
+    let into = |out: &Tensor| {
+        paged_decode_into(out, &call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options)
+    };
+    let wide = Tensor::full(half::bf16::NAN, (6, 10, 128), &Device::Cpu)?.to_device(&device)?;
+    into(&wide.narrow(1, 1, 8)?)?;
+    let wide = wide.to_device(&Device::Cpu)?;
+    assert_eq!(bits(&wide.narrow(1, 1, 8)?), bits(&want));
+    for outside in [wide.narrow(1, 0, 1)?, wide.narrow(1, 9, 1)?] {
+        assert!(floats(&outside)?.iter().all(|v| v.is_nan()), "elements outside the view keep their values");
+    }
+    Ok(())
+}
+
+#[test]
+fn merged_parts_equal_the_whole() -> Result<()> {
+    let Some(device) = gpu("merged_parts_equal_the_whole") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![300, 300], sinks: true, ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let part = |from: usize, tokens: u32, sinks: bool| {
+        let mut part = case.clone();
+        part.block_tables = case.block_tables.narrow(1, from, case.block_tables.dim(1)? - from)?;
+        part.context_lens = Tensor::new(&[tokens, tokens], &Device::Cpu)?;
+        part.options.sinks = case.options.sinks.clone().filter(|_| sinks);
+        run(&on(&part, &device, Tables::Device)?)
+    };
+    let ((a, a_lse), (b, b_lse)) = (part(0, 128, false)?, part(8, 172, true)?);
+    let (merged, lse) = merge_attention_states(&[a, b], &[a_lse, b_lse])?;
+    case.expected()?.compare(&merged, Some(&lse), 8e-3, 2e-3)?;
+    Ok(())
+}
+
+#[test]
+fn plans_given_free_and_default_agree() -> Result<()> {
+    let Some(device) = gpu("plans_given_free_and_default_agree") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![3000, 0, 700], query_lens: vec![2], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let lens = [3000, 0, 700];
+    let request = PlanRequest { max_partitions: Some(3), ..PlanRequest::new(&lens, &[2], 2) };
+    let plan = DecodePlan::new(&request, &cuda::arch_of(&device)?, &Device::Cpu)?;
+    for plan in [PlanChoice::Default, PlanChoice::Given(plan.clone()), PlanChoice::Free] {
+        for tables in [Tables::Host, Tables::Device] {
+            let mut call = on(&case, &device, tables)?;
+            call.options.plan = plan.clone();
+            let (out, lse) = run(&call)?;
+            case.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
+        }
+    }
+    let mut stale = on(&case, &device, Tables::Host)?;
+    stale.context_lens = Tensor::new(&[3000u32, 0, 900], &Device::Cpu)?;
+    stale.options.plan = PlanChoice::Given(plan);
+    refuses(run(&stale), &["plan"]);
+    Ok(())
+}
+
+#[test]
+fn a_call_explains_itself() -> Result<()> {
+    let Some(device) = gpu("a_call_explains_itself") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![3000, 0, 700], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    for tables in [Tables::Host, Tables::Device] {
+        let Case { q, key_cache, value_cache, block_tables, context_lens, options, .. } = &on(&case, &device, tables)?;
+        let summary = explain_call(q, key_cache, value_cache, block_tables, context_lens, options)?;
+        assert!(summary.tasks >= 2, "{summary:?}");
+        assert!(summary.selection.kernel.contains("bf16_d128_p16") && !summary.selection.reason.is_empty(), "{summary:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn scales_in_a_tensor_and_of_one_side() -> Result<()> {
+    let Some(device) = gpu("scales_in_a_tensor_and_of_one_side") else { return Ok(()) };
+    check(&device, &spec(KvDtype::Fp8, Scales::ScalarTensor));
+    // K has a scale per token, V one for the cache.
+    let mut case = CaseSpec { lens: vec![300, 40], ..spec(KvDtype::Fp8, Scales::PerToken) }.build()?;
+    case.options.v_scale = KvScale::Scalar(0.75);
+    refuses(run(&on(&case, &device, Tables::Host)?), &["v_scale", "per token"]);
+    case.options.v_scale = KvScale::Tensor(Tensor::zeros((2, 2, 2), DType::F32, &Device::Cpu)?);
+    refuses(run(&on(&case, &device, Tables::Host)?), &["v_scale", "[2, 2, 2]"]);
+    case.options.v_scale = KvScale::Scalar(f32::INFINITY);
+    refuses(run(&on(&case, &device, Tables::Host)?), &["v_scale", "inf"]);
+    let mut mxfp4 = spec(KvDtype::Mxfp4, Scales::None).build()?;
+    mxfp4.options.k_scale = KvScale::None;
+    refuses(run(&on(&mxfp4, &device, Tables::Host)?), &["k_scale", "MXFP4", "E8M0"]);
+    Ok(())
+}
+
+#[test]
+fn an_f32_query_is_not_rounded() {
+    let Some(device) = gpu("an_f32_query_is_not_rounded") else { return };
+    for (kv_dtype, scales) in [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken), (KvDtype::Mxfp4, Scales::None)] {
+        check(&device, &CaseSpec { q_dtype: DType::F32, lens: vec![500, 30], ..spec(kv_dtype, scales) });
+    }
+}
+
+/// Context lengths: empty, negative, short, and past a few tiles.
+fn length() -> impl Strategy<Value = i64> {
+    prop_oneof![1 => Just(0i64), 1 => Just(-1), 3 => 1i64..20, 4 => 1i64..400, 2 => 120i64..270, 1 => 400i64..1500]
+}
+
+fn batch() -> impl Strategy<Value = (Vec<i64>, Vec<usize>)> {
+    prop_oneof![
+        3 => (prop::collection::vec(length(), 0..5), 1usize..=8).prop_map(|(lens, q)| (lens, vec![q])),
+        2 => prop::collection::vec((length(), prop_oneof![4 => 0usize..6, 1 => 20usize..40]), 2..4).prop_map(|pairs| pairs.into_iter().unzip()),
+    ]
+}
+
+fn kv() -> impl Strategy<Value = (KvDtype, Scales, CacheLayout)> {
+    let layouts = |kv| match kv {
+        KvDtype::Mxfp4 => vec![CacheLayout::Hnd, CacheLayout::Nhd],
+        _ => CacheLayout::ALL.to_vec(),
+    };
+    let more = [(KvDtype::F32, Scales::None), (KvDtype::Mxfp4, Scales::None), (KvDtype::Fp8, Scales::ScalarTensor)];
+    let forms: Vec<_> = forms().into_iter().chain(more).collect();
+    prop::sample::select(forms).prop_flat_map(move |(kv, scales)| (Just(kv), Just(scales), prop::sample::select(layouts(kv))))
+}
+
+prop_compose! {
+    fn random_spec()(
+        (kv_dtype, scales, layout) in kv(),
+        (head_dim, page_size) in (prop::sample::select(vec![64usize, 128, 128, 192, 256]), prop::sample::select(vec![16usize, 16, 32, 64, 128])),
+        (lens, query_lens) in batch(),
+        (kv_heads, group) in (1usize..=3, prop::sample::select(vec![1usize, 3, 4, 8, 16, 32])),
+        q_dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::BF16, DType::BF16]),
+        (per_head, sinks, plan_free, page_strided, q_strided, signed_tables) in any::<(bool, bool, bool, bool, bool, bool)>(),
+        (window, softcap) in (prop::option::of(1usize..300), prop::option::of(1f32..30.0)),
+        softmax_scale in prop::option::of(-1.2f32..1.2),
+        (max_partitions, workgroup_budget) in (prop::option::of(1usize..6), prop::option::of(1usize..40)),
+        poison in prop_oneof![Just(Poison::NaN), Just(Poison::Infinity)],
+        seed in any::<u64>(),
+    ) -> CaseSpec {
+        CaseSpec {
+            seed, kv_heads, group, head_dim, page_size, layout, kv_dtype, q_dtype, scales, lens, query_lens, per_head, window, softcap, sinks,
+            softmax_scale: softmax_scale.map(|scale| scale / (head_dim as f32).sqrt()), q_factor: 1.0, plan_free, max_partitions,
+            workgroup_budget, poison, page_strided, q_strided, signed_tables,
+        }
+    }
+}
+
+/// The same calls every time, as each wants kernels of its own, which are compiled once; PROPTEST_CASES draws more.
+#[test]
+fn random_calls_match_the_reference() {
+    let Some(device) = gpu("random_calls_match_the_reference") else { return };
+    let cases = std::env::var("PROPTEST_CASES").map_or(32, |n| n.parse().expect("PROPTEST_CASES is a number"));
+    let config = Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..Config::default() };
+    let checked = TestRunner::new(config).run(&random_spec(), |spec| {
+        check(&device, &spec);
+        Ok(())
+    });
+    checked.unwrap_or_else(|e| panic!("{e}"));
+}
