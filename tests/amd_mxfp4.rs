@@ -11,3 +11,5 @@ mod cases;
 mod compile;
 #[path = "amd_mxfp4/counts.rs"]
 mod counts;
+#[path = "amd_mxfp4/dual.rs"]
+mod dual;

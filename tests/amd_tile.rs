@@ -8,5 +8,7 @@ mod call;
 mod cases;
 #[path = "amd_tile/compile.rs"]
 mod compile;
+#[path = "amd_tile/dual.rs"]
+mod dual;
 #[path = "amd_tile/variants.rs"]
 mod variants;

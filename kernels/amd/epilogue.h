@@ -31,6 +31,25 @@ PA_DEVICE void total_sums(RowStates<T> &rows, const Lds<T> &lds) {
     }
 }
 
+// Group 1's results become part of group 0's, which alone goes on. One that has attended nothing adds nothing.
+template <class T>
+PA_DEVICE void merge_groups(RowStates<T> &rows, Output<T> &output, const Lds<T> &lds) {
+    barrier();
+    if (T::group() > 0) {
+        PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) lds.merged_output(i) = output.of[i];
+        if (thread() < 16) lds.merged_statistic(thread()) = {rows.maximum[0], rows.sum[0]};
+    }
+    barrier();
+    if (T::group() > 0) return;
+    const f32x2 other = lds.merged_statistic(lane() % 16);
+    const float maximum = max(rows.maximum[0], other.x);
+    const float reference = maximum == -INFINITE ? 0 : maximum;
+    const float mine = exp2(rows.maximum[0] - reference), theirs = exp2(other.x - reference);
+    rows.maximum[0] = maximum;
+    rows.sum[0] = rows.sum[0] * mine + other.y * theirs;
+    PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) output.of[i] = output.of[i] * mine + lds.merged_output(i) * theirs;
+}
+
 template <class T>
 PA_DEVICE void store_partial(const Call &call, const Task<T> &task, const RowStates<T> &rows, const Output<T> *output) {
     const TileArgs &args = call.args;

@@ -31,10 +31,14 @@ constexpr float INFINITE = __builtin_inff();
 
 // --- Work items -----------------------------------------------------------------------------------------------------------------------
 
-PA_DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x(); }
+// Threads and waves are counted within their tile group of 256: a workgroup is one of them, or two.
+constexpr int GROUP_THREADS = 256;
+
+PA_DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x() % GROUP_THREADS; }
 PA_DEVICE u32 lane() { return thread() % WAVE; }
 PA_DEVICE u32 uniform(u32 x) { return __builtin_amdgcn_readfirstlane(x); }
 PA_DEVICE u32 wave() { return uniform(thread() / WAVE); }
+PA_DEVICE u32 group() { return uniform(__builtin_amdgcn_workitem_id_x() / GROUP_THREADS); }
 
 // Waits for the waves of the workgroup; LDS written before is visible after. Global loads stay in flight.
 PA_DEVICE void barrier() {

@@ -20,14 +20,22 @@ struct Lds {
     static constexpr int VALUE_SCALES = SUMS + T::P_SLOTS * 16 * T::WAVES * 4;
     static constexpr int TOKEN_SCALES = VALUE_SCALES + (T::PER_TOKEN ? T::WAVES * 4 : 0);
     static constexpr int QUERY_SCALES = TOKEN_SCALES + (T::SCALES_STAGED ? 2 * T::TOKENS * 4 : 0);
-    static constexpr int PAGE_IDS = QUERY_SCALES + (T::ROW_SCALED ? T::ROWS * 4 : 0);
-    static constexpr int BYTES = PAGE_IDS + T::PAGE_SLOTS * PAGES * 4;
+    // Of a group's copy. The page ids of all groups' tiles come after the copies: their place follows from the tile.
+    static constexpr int COPY = QUERY_SCALES + (T::ROW_SCALED ? T::ROWS * 4 : 0);
+    static constexpr int PAGE_IDS = T::GROUPS * COPY;
+    static constexpr int PAGE_SLOTS = T::GROUPS * T::PAGE_SLOTS;
+    // After the loop the groups merge in the same space: O, then maximum and sum of each row.
+    static constexpr int MERGED_STATISTICS = 16 * T::HEAD_DIM * 4;
+    static constexpr int MERGED = T::GROUPS > 1 ? MERGED_STATISTICS + 16 * 8 : 0;
+    static constexpr int USED = PAGE_IDS + PAGE_SLOTS * PAGES * 4;
+    static constexpr int BYTES = USED > MERGED ? USED : MERGED;
     static_assert(BYTES <= PA_LDS_BYTES, "the host reserves less LDS than the tile has");
 
-    u8 *base;
-    u32 wave;  // of the workgroup's, this one
+    u8 *workgroup;
+    u8 *base;  // of this group's copy
+    u32 wave;  // of the group's, this one
 
-    PA_DEVICE explicit Lds(u8 *memory) : base(memory), wave(pa::wave()) {}
+    PA_DEVICE explicit Lds(u8 *memory, int copy = COPY) : workgroup(memory), base(memory + T::group() * copy), wave(pa::wave()) {}
 
     // Q as operands: part 0, or 0 and 1 where it is split.
     template <class V>
@@ -56,7 +64,10 @@ struct Lds {
         return lds_at<V>(base, TOKEN_SCALES + (which * T::TOKENS + token) * 4);
     }
     // Page ids of a tile.
-    PA_DEVICE int &page_id(u32 tile, int page) const { return lds_at<int>(base, PAGE_IDS + (tile % T::PAGE_SLOTS * PAGES + page) * 4); }
+    PA_DEVICE int &page_id(u32 tile, int page) const { return lds_at<int>(workgroup, PAGE_IDS + (tile % PAGE_SLOTS * PAGES + page) * 4); }
+    // What group 1 leaves for group 0: this lane's `i`-th part of O, and a row's maximum and sum.
+    PA_DEVICE f32x4 &merged_output(int i) const { return lds_at<f32x4>(workgroup, (i * GROUP_THREADS + thread()) * 16); }
+    PA_DEVICE f32x2 &merged_statistic(int row) const { return lds_at<f32x2>(workgroup, MERGED_STATISTICS + row * 8); }
 };
 
 }  // namespace pa

@@ -24,7 +24,7 @@ struct Mxfp4 {
 
     // O, scores, P, K and V as loaded; two workgroups a CU or more where they leave room for Q, addresses and temporaries.
     static constexpr int REGISTERS = T::M_TILES * (T::HEAD_DIM / 4 + T::SUBTILES * 6) + 8 * HELD * (WORDS + 1);
-    static constexpr int WAVES_PER_EU = REGISTERS <= 168 ? 2 : 1;
+    static constexpr int WAVES_PER_EU = T::GROUPS == 2 || REGISTERS <= 168 ? 2 : 1;
 
     typedef u32 Unit __attribute__((ext_vector_type(WORDS)));
 
@@ -81,23 +81,38 @@ PA_DEVICE u32 clamped_id(const TileArgs &args, u32 entry) {
     return entry < last ? entry : last;
 }
 
-// The ids of all pages of a task's tiles in LDS, where the launch has room for them: tiles find theirs without the block table, whose scalar
-// loads LDS results would wait for, too.
+// The ids of all pages of the group's tiles in LDS, where the launch has room for them: tiles find theirs without the block table, whose
+// scalar loads LDS results would wait for, too.
 template <class T>
 struct StagedPages {
+    // Of a tile. A larger page serves tiles of both groups: each stages all.
+    static constexpr int TILE_PAGES = T::TOKENS > T::PAGE ? T::TOKENS / T::PAGE : 1;
+    static constexpr int STRIDE = T::TOKENS >= T::PAGE ? T::GROUPS : 1;
     u8 *ids;
 
+    // `workgroup`: room for both groups', as the registry counts it.
+    PA_DEVICE StagedPages(const Call &call, u8 *workgroup) : ids(workgroup) {
+        if constexpr (STRIDE > 1) {
+            ids += T::group() * ((call.max_pages + STRIDE * TILE_PAGES - 1) / (STRIDE * TILE_PAGES) * TILE_PAGES) * 4;
+        } else if constexpr (T::GROUPS > 1) {
+            ids += T::group() * call.max_pages * 4;
+        }
+    }
+
     static PA_DEVICE int page(u32 token) { return token / T::PAGE; }
+    // Of pages from the group's first on, `i` of them before it, how many are its own; and back.
+    static PA_DEVICE int place(u32 i) { return i - i / (STRIDE * TILE_PAGES) * TILE_PAGES * (STRIDE - 1); }
+    static PA_DEVICE int offset(u32 place) { return place + place / TILE_PAGES * TILE_PAGES * (STRIDE - 1); }
 
     PA_DEVICE void stage(const Call &call, const Task<T> &task) const {
         const AttendedPages<T> attended(call, task);
-        const int first = page(task.first_tile * T::TOKENS), last = page(u32(task.end_tile) * T::TOKENS - 1);
-        for (int i = thread(); i <= last - first; i += T::WAVES * WAVE) {
-            lds_at<u32>(ids, i * 4) = clamped_id(call.args, pa::load<u32>(task.table + attended.page(first + i), 0));
+        const int first = page(task.first_tile * T::TOKENS), last = page(u32(task.end_tile - T::GROUPS + 1) * T::TOKENS - 1);
+        for (int i = thread(); i <= place(last - first); i += GROUP_THREADS) {
+            lds_at<u32>(ids, i * 4) = clamped_id(call.args, pa::load<u32>(task.table + attended.page(first + offset(i)), 0));
         }
     }
     // Those from a token on.
-    PA_DEVICE u8 *from(const Task<T> &task, int token) const { return ids + (page(token) - page(task.first_tile * T::TOKENS)) * 4; }
+    PA_DEVICE u8 *from(const Task<T> &task, int token) const { return ids + place(page(token) - page(task.first_tile * T::TOKENS)) * 4; }
 };
 
 // The pages of a wave's 64 tokens of a tile.

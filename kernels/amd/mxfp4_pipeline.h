@@ -11,7 +11,8 @@
 
 namespace pa {
 
-// LDS: Q's rows, then each wave's rows of V. The merge starts over from the beginning: O of one M-tile and unit a wave, then statistics.
+// LDS of a group: Q's rows, then each wave's rows of V. The merge starts over from the beginning: O of one M-tile and unit a wave, then
+// statistics. Groups are merged as waves are: all at once, each from its group's LDS.
 template <class T>
 struct Mxfp4Lds {
     using M = Mxfp4<T>;
@@ -20,17 +21,20 @@ struct Mxfp4Lds {
     static constexpr int MERGE_DIMS = 4 * M::UNIT;
     static constexpr int MERGE_ROW = (MERGE_DIMS + 4) * 4;
     static constexpr int STATISTICS = T::WAVES * 16 * MERGE_ROW;
-    static_assert(STATISTICS + T::ROWS * T::WAVES * 8 <= BYTES && BYTES <= PA_LDS_BYTES);
+    static_assert(STATISTICS + T::ROWS * T::WAVES * 8 <= BYTES && T::GROUPS * BYTES <= PA_LDS_BYTES);
+    static constexpr int WAVES = T::GROUPS * T::WAVES;
     const Lds<T> query;
     const StagedPages<T> pages;
 
-    PA_DEVICE Mxfp4Lds(u8 *memory, u8 *ids) : query(memory), pages{ids} {}
+    PA_DEVICE Mxfp4Lds(const Call &call, u8 *memory, u8 *ids) : query(memory, BYTES), pages(call, ids) {}
 
     PA_DEVICE int wave() const { return query.wave; }
+    PA_DEVICE int workgroup_wave() const { return T::group() * T::WAVES + wave(); }
     PA_DEVICE ValueRows<T> values() const { return {query.base + ROWS + wave() * ValueRows<T>::BYTES}; }
-    PA_DEVICE f32x4 &output(int wave, int row, int dim) const { return lds_at<f32x4>(query.base, (wave * 16 + row) * MERGE_ROW + dim * 4); }
-    // Maximum and sum of a row.
-    PA_DEVICE f32x2 &statistic(int row, int wave) const { return lds_at<f32x2>(query.base, STATISTICS + (row * T::WAVES + wave) * 8); }
+    // Of a wave of the workgroup: O, and maximum and sum of a row.
+    PA_DEVICE f32x4 &output(int wave, int row, int dim) const { return lds_at<f32x4>(copy(wave), (wave % T::WAVES * 16 + row) * MERGE_ROW + dim * 4); }
+    PA_DEVICE f32x2 &statistic(int row, int wave) const { return lds_at<f32x2>(copy(wave), STATISTICS + (row * T::WAVES + wave % T::WAVES) * 8); }
+    PA_DEVICE u8 *copy(int wave) const { return query.workgroup + wave / T::WAVES * BYTES; }
 };
 
 template <class T>
@@ -73,7 +77,10 @@ struct Mxfp4Pipeline {
     PA_DEVICE int first_tile() const {
         return task.first_tile + (T::WINDOW && task.first_token - task.first_tile * T::TOKENS >= (lds.wave() + 1) * T::WAVE_TOKENS);
     }
-    PA_DEVICE int end_tile() const { return task.end_tile - ((task.end_tile - 1) * T::TOKENS + lds.wave() * T::WAVE_TOKENS >= task.context); }
+    PA_DEVICE int end_tile() const {
+        const int last = task.end_tile - T::GROUPS;
+        return last * T::TOKENS + lds.wave() * T::WAVE_TOKENS >= task.context ? last : task.end_tile;
+    }
 
     PA_DEVICE void run() {
         int tile = first_tile();
@@ -83,13 +90,13 @@ struct Mxfp4Pipeline {
         keys.load_part(call, pages, task.rows.head, 0);
         pin();
         values.load_part(call, pages, task.rows.head, 0);
-        next.find(call, task, lds.pages, lds.wave(), tile + 1);
+        next.find(call, task, lds.pages, lds.wave(), tile + T::GROUPS);
         pin();
         if constexpr (M::LARGE) {
-            for (; tile < end; tile++) step(tile, tile + 1 < end, true, true);
+            for (; tile < end; tile += T::GROUPS) step(tile, tile + T::GROUPS < end, true, true);
         } else {
             // The last tile apart, so that the compiler knows in either code what is in flight. It costs registers.
-            for (; tile < end - 1; tile++) step(tile, true, T::WINDOW || !T::SINGLE_QUERY, T::WINDOW);
+            for (; tile < end - T::GROUPS; tile += T::GROUPS) step(tile, true, T::WINDOW || !T::SINGLE_QUERY, T::WINDOW);
             step(tile, false, true, true);
         }
     }
@@ -106,7 +113,7 @@ struct Mxfp4Pipeline {
         WavePages<T> after;
         if (more) {
             keys.load_part(call, next, head, 0);
-            after.find(call, task, lds.pages, lds.wave(), tile + 2);
+            after.find(call, task, lds.pages, lds.wave(), tile + 2 * T::GROUPS);
         }
         pin();
         scale_scores(scores, rows, TokenScales<T>(), call.args.softcap);
@@ -199,7 +206,7 @@ struct Mxfp4Pipeline {
         barrier();
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
             const float total = sum_of_row(rows.sum[m]);
-            if (lane() < 16) lds.statistic(m * 16 + lane(), lds.wave()) = {rows.maximum[m], total};
+            if (lane() < 16) lds.statistic(m * 16 + lane(), lds.workgroup_wave()) = {rows.maximum[m], total};
         }
         barrier();
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
@@ -209,7 +216,7 @@ struct Mxfp4Pipeline {
                     PA_UNROLL for (int i = 0; i < 2; i++) {
                         // Row `l / 16 * 4` of the 16 is dim `.. % 8` of the word of quarter `.. / 8`.
                         const int dim = (i * 2 + lane() / 32) * M::UNIT + word * 8 + lane() / 16 % 2 * 4;
-                        lds.output(lds.wave(), lane() % 16, dim) = output[m][unit][word][i] * decay;
+                        lds.output(lds.workgroup_wave(), lane() % 16, dim) = output[m][unit][word][i] * decay;
                     }
                 barrier();
                 store_unit(m, unit);
@@ -222,28 +229,31 @@ struct Mxfp4Pipeline {
         float maximum, reference, sum;
     };
     PA_DEVICE Merged merged(int row) const {
-        f32x2 of[T::WAVES];
-        PA_UNROLL for (int i = 0; i < T::WAVES; i++) of[i] = lds.statistic(row, i);
-        const float maximum = max(max(of[0].x, of[1].x), max(of[2].x, of[3].x));
+        constexpr int WAVES = Mxfp4Lds<T>::WAVES;
+        f32x2 of[WAVES];
+        PA_UNROLL for (int i = 0; i < WAVES; i++) of[i] = lds.statistic(row, i);
+        float maximum = of[0].x;
+        PA_UNROLL for (int i = 1; i < WAVES; i++) maximum = max(maximum, of[i].x);
         const float reference = maximum == -INFINITE ? 0 : maximum;
         float sum = 0;
-        PA_UNROLL for (int i = 0; i < T::WAVES; i++) sum += of[i].y * exp2(of[i].x - reference);
+        PA_UNROLL for (int i = 0; i < WAVES; i++) sum += of[i].y * exp2(of[i].x - reference);
         return {maximum, reference, sum};
     }
 
-    // 16 threads a row, four dims each at a time.
+    // 16 threads a row, four dims each at a time; groups take 64 dims in turn.
     PA_DEVICE void store_unit(int m, int unit) const {
         const int row = m * 16 + thread() / 16, piece = thread() % 16 * 4;
         if (!task.rows.has(row)) return;
         const Merged of = merged(row);
         const TileArgs &args = call.args;
-        const bool first = unit == 0 && piece == 0;
+        const bool first = unit == 0 && piece == 0 && T::group() == 0;
         const long part = T::PER_HEAD ? task.slot : long(task.slot) * args.kv_heads + task.rows.head;
         const long at = part * args.rows + task.rows.first + row;
         const float inverse = of.sum == 0 ? 0 : 1 / of.sum;
         PA_UNROLL for (int i = 0; i < Mxfp4Lds<T>::MERGE_DIMS / 64; i++) {
+            if (T::GROUPS > 1 && i % T::GROUPS != T::group()) continue;
             f32x4 x = 0;
-            PA_UNROLL for (int from = 0; from < T::WAVES; from++) x += lds.output(from, thread() / 16, i * 64 + piece);
+            PA_UNROLL for (int from = 0; from < Mxfp4Lds<T>::WAVES; from++) x += lds.output(from, thread() / 16, i * 64 + piece);
             const int dim = unit * Mxfp4Lds<T>::MERGE_DIMS + i * 64 + piece;
             if constexpr (T::DIRECT_OUTPUT) {
                 store_output<T>(args.out, task.rows.offset(row, args.out_row, args.out_head) + dim, x * inverse);

@@ -36,7 +36,7 @@ struct Pipeline {
     PA_DEVICE void run() {
         if (task.first_tile >= task.end_tile) return;
         int tile = task.first_tile;
-        for (; tile < task.end_tile - T::PEELED; tile++) step<false>(tile);
+        for (; tile < task.end_tile - T::GROUPS * T::PEELED; tile += T::GROUPS) step<false>(tile);
         if (T::PEELED) step<true>(tile);
     }
 
@@ -45,7 +45,7 @@ struct Pipeline {
     template <bool LAST>
     PA_DEVICE void step(int tile) {
         const bool maybe_last = LAST || !T::PEELED;
-        if (T::IDS_FIRST && !LAST) id = pages.load_id(tile + 2);
+        if (T::IDS_FIRST && !LAST) id = pages.load_id(tile + 2 * T::GROUPS);
         TokenScales<T> scales;
         NextScales<T> next_scales;
         if constexpr (T::SCALES_STAGED) {
@@ -56,11 +56,11 @@ struct Pipeline {
         if constexpr (T::VALUES_AHEAD) values.load_steps(pages, tile, 0, 0, T::VALUE_STEPS_EARLY);
         pin();
         if (T::VALUES_AHEAD && !T::IDS_FIRST && !LAST) {
-            id = pages.load_id(tile + 2);
+            id = pages.load_id(tile + 2 * T::GROUPS);
             pin();
         }
         Scores<T> scores = dot_products<LAST>(tile);
-        if constexpr (T::TIGHT) {
+        if constexpr (T::VALUE_STEPS_EARLY < T::VALUE_CHUNK) {
             values.load_steps(pages, tile, 0, T::VALUE_STEPS_EARLY, T::VALUE_CHUNK);
             pin();
         }
@@ -87,7 +87,7 @@ struct Pipeline {
             }
             barrier();
             if (first == 0) {
-                if (!LAST) pages.stage_id(tile + T::IDS_AHEAD, id);
+                if (!LAST) pages.stage_id(tile + T::IDS_AHEAD * T::GROUPS, id);
                 if constexpr (T::SCALES_STAGED) {
                     next_scales.stage(task, lds, tile + 1);
                 } else if constexpr (T::PER_TOKEN) {
@@ -101,12 +101,17 @@ struct Pipeline {
             PA_UNROLL for (int m = first; m < end; m++) decay[m] = publish_p(scores, rows, scales, lds, m);
             if (!LAST && T::TIGHT) {
                 pin();
-                keys.load_chunk(pages, tile + 1, 0);
+                keys.load_chunk(pages, tile + T::GROUPS, 0);
                 pin();
             }
             barrier();
             if (!T::KEYS_EARLY && end == T::M_TILES) load_late<LAST>(tile);
             PA_UNROLL for (int m = first; m < end; m++) add_values(tile, m, decay[m], value_scale, values_masked);
+        }
+        if (!LAST && T::KEYS_LAST) {
+            pin();
+            keys.load_chunk(pages, tile + T::GROUPS, 0);
+            pin();
         }
     }
 
@@ -123,7 +128,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && T::KEYS_EARLY && !T::TIGHT) keys.load_chunk(pages, tile + 1, 0, tile + 1 < task.end_tile);
+        if (!LAST && T::KEYS_EARLY && !T::TIGHT && !T::KEYS_LAST) keys.load_chunk(pages, tile + T::GROUPS, 0, tile + T::GROUPS < task.end_tile);
         pin();
         return scores;
     }
@@ -134,9 +139,9 @@ struct Pipeline {
         if constexpr (!T::VALUES_AHEAD) {
             values.load_chunk(pages, tile, 0);
             pin();
-            if (!LAST) id = pages.load_id(tile + 2);
+            if (!LAST) id = pages.load_id(tile + 2 * T::GROUPS);
         }
-        if (!LAST) keys.load_chunk(pages, tile + 1, 0, tile + 1 < task.end_tile);
+        if (!LAST) keys.load_chunk(pages, tile + T::GROUPS, 0, tile + T::GROUPS < task.end_tile);
         pin();
     }
 
@@ -148,9 +153,10 @@ struct Pipeline {
         PA_UNROLL for (int chunk = 0; chunk < T::VALUE_CHUNKS; chunk++) {
             Values<T> next;
             const bool more = chunk + 1 < T::VALUE_CHUNKS, again = T::VALUE_CHUNKS > 1 && m + 1 < T::M_TILES;
-            if (more || again) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
+            if (T::CHUNKS_AHEAD && (more || again)) next.load_chunk(pages, tile, more ? chunk + 1 : 0);
             if (T::MASKS_VALUES && masked && (m == 0 || T::VALUE_CHUNKS > 1)) values.mask(task, tile, chunk);
             sum.add_chunk(values, lds, m, chunk);
+            if (!T::CHUNKS_AHEAD && more) next.load_chunk(pages, tile, chunk + 1);
             if (more || again) values = next;
         }
         if constexpr (T::PER_TOKEN) {
@@ -166,6 +172,10 @@ struct Pipeline {
             if constexpr (T::FP8) output[m].scale(factor);
         }
         total_sums(rows, lds);
+        if constexpr (T::GROUPS > 1) {
+            merge_groups(rows, output[0], lds);
+            if (T::group() > 0) return;
+        }
         if constexpr (T::DIRECT_OUTPUT) {
             store_rows(call, task.rows, rows, output);
         } else {
@@ -184,7 +194,7 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     if constexpr (T::QUERY_EARLY) early.load(call);
     u32 ids[2] = {};
     if (!T::PAGES_AHEAD || some) {
-        PA_UNROLL for (int i = 0; i < 2; i++) ids[i] = pages.load_id(task.first_tile + i);
+        PA_UNROLL for (int i = 0; i < 2; i++) ids[i] = pages.load_id(task.first_tile + i * T::GROUPS);
     }
     if constexpr (T::QUERY_EARLY) {
         // What comes by scalar loads comes with Q and the page ids: behind K, V would wait for it.
@@ -194,7 +204,7 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
         stage_queries(call, task.rows, lds);
     }
     pages.stage_id(task.first_tile, ids[0]);
-    if constexpr (T::IDS_AHEAD == 2) pages.stage_id(task.first_tile + 1, ids[1]);
+    if constexpr (T::IDS_AHEAD == 2) pages.stage_id(task.first_tile + T::GROUPS, ids[1]);
     if (!T::PAGES_AHEAD) barrier();
     NextScales<T> scales;
     if (T::SCALES_STAGED && T::SCALES_BEFORE_KEYS && some) scales.load_tile(pages, task.first_tile);

@@ -57,6 +57,7 @@ struct Task {
     int context;      // tokens, the new ones included
     int first_token;  // the first that any row attends
     int window;
+    // Tiles of this group: every GROUPS-th, as many for each, so that their barriers pair up. The last may lie past the context.
     int first_tile, end_tile;
     const int *table;
 
@@ -76,6 +77,15 @@ struct Task {
         const int tiles = context > 0 && rows.queries > 0 ? (context - 1) / T::TOKENS + 1 : 0;
         first_tile = call.work ? work.first_tile : first_token / T::TOKENS;
         end_tile = call.work ? min(work.end_tile, tiles) : tiles;
+        if constexpr (T::GROUPS > 1) {
+            if (end_tile < tiles) context = end_tile * T::TOKENS;
+            int rounds = (max(end_tile - first_tile, 0) + T::GROUPS - 1) / T::GROUPS;
+#if defined(PA_TEST_UNEVEN_GROUPS)
+            rounds = (max(end_tile - first_tile - T::group(), 0) + T::GROUPS - 1) / T::GROUPS;
+#endif
+            first_tile += T::group();
+            end_tile = first_tile + rounds * T::GROUPS;
+        }
     }
 
     // The position of a row's query; negative where the row attends nothing.

@@ -1,7 +1,8 @@
 // The paged-attention decode tile for BF16, F16 and FP8 caches. What a reader follows: traits, pipeline, gemm, softmax, epilogue.
 #include "pipeline.h"
 
-extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_waves_per_eu(pa::Traits::WAVES_PER_EU))) void PA_KERNEL(
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(pa::Traits::THREADS, pa::Traits::THREADS),
+                          amdgpu_waves_per_eu(pa::Traits::WAVES_PER_EU))) void PA_KERNEL(
     const pa::WorkInfo *work, const int *block_tables, const void *q, unsigned max_pages, unsigned plan_rows, unsigned q_row, unsigned q_head,
     void *statistics, const void *key, pa::TileArgs args) {
     using T = pa::Traits;
@@ -10,7 +11,8 @@ extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_
     const int slot = __builtin_amdgcn_workgroup_id_x();
     if constexpr (T::DIRECT_OUTPUT) {
         const auto *reduce = (const pa::ReduceInfo *)statistics;
-        if (reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
+        const bool empty = reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0;
+        if (empty && T::group() == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
     }
     const pa::WorkInfo record = work ? work[slot] : pa::WorkInfo{slot, 0, 0, 0};
     if (record.row >= 0) pa::run_task(call, slot, record, pa::Lds<T>(memory));

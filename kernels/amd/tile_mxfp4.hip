@@ -4,17 +4,19 @@
 // What LDS the launch adds: room for page ids where they are staged.
 extern __attribute__((shared, aligned(32))) pa::u8 staged_page_ids[];
 
-extern "C" __attribute__((global, amdgpu_flat_work_group_size(256, 256), amdgpu_waves_per_eu(pa::Mxfp4<pa::Traits>::WAVES_PER_EU))) void PA_KERNEL(
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(pa::Traits::THREADS, pa::Traits::THREADS),
+                          amdgpu_waves_per_eu(pa::Mxfp4<pa::Traits>::WAVES_PER_EU))) void PA_KERNEL(
     const pa::WorkInfo *work, const int *block_tables, const void *q, unsigned max_pages, unsigned plan_rows, unsigned q_row, unsigned q_head,
     void *statistics, const void *key, pa::TileArgs args) {
     using T = pa::Traits;
-    __attribute__((shared, aligned(16))) static pa::u8 memory[pa::Mxfp4Lds<T>::BYTES];
+    __attribute__((shared, aligned(16))) static pa::u8 memory[T::GROUPS * pa::Mxfp4Lds<T>::BYTES];
     const pa::Call call = {work, block_tables, q, max_pages, plan_rows, q_row, q_head, statistics, key, args};
     const int slot = __builtin_amdgcn_workgroup_id_x();
     if constexpr (T::DIRECT_OUTPUT) {
         const auto *reduce = (const pa::ReduceInfo *)statistics;
-        if (reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
+        const bool empty = reduce && unsigned(slot) < plan_rows && reduce[slot].count == 0;
+        if (empty && T::group() == 0) pa::store_zeros(call, pa::RowGroup<T>(call, slot));
     }
     const pa::WorkInfo record = work ? work[slot] : pa::WorkInfo{slot, 0, 0, 0};
-    if (record.row >= 0) pa::run_mxfp4_task(call, slot, record, pa::Mxfp4Lds<T>(memory, staged_page_ids));
+    if (record.row >= 0) pa::run_mxfp4_task(call, slot, record, pa::Mxfp4Lds<T>(call, memory, staged_page_ids));
 }

@@ -67,6 +67,15 @@ struct Traits {
     // Whether a tile before the last may have tokens that some row does not attend, or is taken to.
     static constexpr bool MASKS_INTERIOR = WINDOW || !SINGLE_QUERY || (HEAD_DIM == 256 && !PA_HEAD256_INTERIOR_UNMASKED);
 
+    // Two tile groups take a task's tiles in turn, each in a copy of the LDS of its own.
+    static constexpr int GROUPS = PA_DUAL_GROUP ? 2 : 1;
+    static constexpr int THREADS = GROUPS * GROUP_THREADS;
+    static_assert(GROUPS == 1 || (SINGLE_QUERY && M_TILES == 1 && !WINDOW && SCALES != Scales::PER_TOKEN), "rows of one M-tile that end together");
+    static PA_DEVICE int group() {
+        if constexpr (GROUPS == 1) return 0;
+        return pa::group();
+    }
+
     // Tokens of a tile, its waves, and the tokens of one wave's scores in 16s.
     static constexpr int TOKENS = 256;
     static constexpr int WAVES = 4;
@@ -99,12 +108,16 @@ struct Traits {
     static constexpr int ROW_REGISTERS = M_TILES * (DIM_TILES + SUBTILES) * 4 + (PER_TOKEN ? 2 * SUBTILES * 4 : 0);
 
     // K of a tile comes in chunks of dims, V in chunks of tokens: all of it where registers hold it (then the next K is loaded a tile ahead,
-    // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way.
-    static constexpr bool VALUES_HELD = VALUE_REGISTERS <= 128 && VALUE_REGISTERS + ROW_REGISTERS <= 300;
-    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= 360;
-    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : 64 / KEY_STEP_REGISTERS;
+    // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way. A group of two has half the
+    // registers: less V at a time, or one step after the other, and the other group computes meanwhile.
+    static constexpr bool VALUES_HELD = VALUE_REGISTERS <= (GROUPS == 1 ? 128 : 96) && VALUE_REGISTERS + ROW_REGISTERS <= 300;
+    static constexpr int TILE_REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS;
+    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && TILE_REGISTERS <= (GROUPS == 1 ? 360 : 230);
+    static constexpr int KEY_CHUNK_REGISTERS = GROUPS == 2 && KEY_REGISTERS > 128 ? 32 : 64;
+    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : KEY_CHUNK_REGISTERS / KEY_STEP_REGISTERS;
     static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
-    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : 64 / VALUE_STEP_REGISTERS;
+    static constexpr bool CHUNKS_AHEAD = VALUE_STEP_REGISTERS <= 64 / GROUPS;
+    static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : CHUNKS_AHEAD ? 64 / GROUPS / VALUE_STEP_REGISTERS : 1;
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
@@ -119,7 +132,7 @@ struct Traits {
 
     // Tiles whose page ids are in LDS. Those of the tile after the next come while V of this one may still be loaded, where it is not held.
     static constexpr int PAGE_SLOTS = HEAD_DIM > 256 ? 4 : 2;
-    static_assert(VALUES_HELD || PAGE_SLOTS == 4);
+    static_assert(MXFP4 || VALUES_HELD || PAGE_SLOTS == 4);
 
     // Q that the cache's dtype cannot hold is split into two parts whose products add up (FP8: it is quantized instead).
     static constexpr bool SPLIT_QUERY = !FP8 && (QUERY == Query::F32 || (QUERY == Query::F16 && KV == Element::BF16));
@@ -130,7 +143,8 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_HELD = !QUERY_REREAD && QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
+    static constexpr bool QUERY_HELD =
+        !QUERY_REREAD && QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24) && (GROUPS == 1 || (KEYS_HELD && TILE_REGISTERS <= 200));
 
     // The order of a tile's loads (pipeline.h). Page 16 and head_dim 256 have an order without their schedule, in which all of V and the next K
     // come after P; elsewhere, loads are always ahead.
@@ -150,7 +164,9 @@ struct Traits {
     // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
     // next K those of scores that have become P.
     static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
-    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : VALUE_CHUNK;
+    // Of one of two groups only two do: the next K comes after P V.
+    static constexpr bool KEYS_LAST = GROUPS == 2 && KEYS_HELD && TILE_REGISTERS > 200;
+    static constexpr int VALUE_STEPS_EARLY = TIGHT || KEYS_LAST ? VALUE_CHUNK / 2 : CHUNKS_AHEAD ? VALUE_CHUNK : 0;
     static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
     // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
     static constexpr bool SCALE_IN_EXP2 = MTP_FUSED || LEAN;
@@ -172,7 +188,7 @@ struct Traits {
     // Where O, scores and V take all 256 registers that arithmetic reads, maxima and sums lie in accumulation registers between tiles.
     static constexpr bool PARKS_STATES = M_TILES * HEAD_DIM >= 1024;
     static constexpr int REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS + STATE_REGISTERS;
-    static constexpr int WAVES_PER_EU = MTP_FUSED || LEAN || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
+    static constexpr int WAVES_PER_EU = GROUPS == 2 || MTP_FUSED || LEAN || (KEYS_HELD && VALUES_HELD && REGISTERS <= 160) ? 2 : 1;
 };
 
 }  // namespace pa

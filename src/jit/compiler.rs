@@ -143,6 +143,11 @@ impl Compiler {
         }
     }
 
+    /// The compiler of kernels for `arch` and its version, such as `NVRTC 13.0`. Errors: none is found, naming what was looked at.
+    pub fn compiler_of(&self, arch: ArchName) -> candle::Result<&str> {
+        self.toolchain(arch).map(Toolchain::version).map_err(Error::msg)
+    }
+
     fn toolchain(&self, arch: ArchName) -> Result<&Toolchain, String> {
         let (known, given) = match arch.is_cuda() {
             true => (&self.nvrtc, &self.settings.nvrtc),

@@ -199,11 +199,23 @@ impl Missing {
 
         let dual_arch = (gfx950.0 || gfx942 && head128.0, "gfx950, or gfx942 at head_dim 128");
         let dual_kv = (scalar_fp8 || bf16.0 || mxfp4.0, "scalar FP8, BF16 or MXFP4");
+        // Each wave of an MXFP4 tile holds all of O, and has half the registers.
+        let dual_head = (!mxfp4.0 || p.head_dim <= 256, "MXFP4 of head_dim up to 256");
         let workgroups = p.workgroups().saturating_mul(fit.row_groups);
         let sparse = (workgroups <= arch.compute_units, "at most one workgroup a CU");
         // The lane-wise merge of the two groups holds one M-tile; with one query token more than 16 heads a KV head are rare.
-        let dual =
-            [one_partition, dual_arch, dual_kv, decode, single_m, no_window, no_pipe, sparse, (fit.two_copies, "room for two LDS copies")];
+        let dual = [
+            one_partition,
+            dual_arch,
+            dual_kv,
+            dual_head,
+            decode,
+            single_m,
+            no_window,
+            no_pipe,
+            sparse,
+            (fit.two_copies, "room for two LDS copies"),
+        ];
 
         let absmax_arch = (gfx950.0 || gfx942 && p.head_dim <= 256, "gfx950, or gfx942 up to head_dim 256");
 

@@ -25,6 +25,7 @@ const WRITTEN: Flags = Flags {
     fp8_mtp4_pages_ahead: true,
     fp8_decode_nt_v: true,
     direct_output: true,
+    dual_group: true,
     packed_q_absmax: true,
     head256_pipe: true,
     head256_interior_unmasked: true,

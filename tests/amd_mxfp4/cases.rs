@@ -80,7 +80,7 @@ fn staged_pages() {
         CaseSpec { lens: vec![5, 1300, 2500], workgroup_budget: Some(4), page_size: 1024, ..poisoned },
     ];
     for spec in specs {
-        let call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap();
+        let call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap().one_group();
         assert!(call.selection.flags().mxfp4_staged_pages && call.selection.staged_bytes > 0);
         let bits =
             |outcome: Outcome| [outcome.out, outcome.lse].map(|t| floats(&t).unwrap().into_iter().map(f64::to_bits).collect::<Vec<_>>());

@@ -27,7 +27,8 @@ fn steady_tiles() {
             plan_free: true,
             ..base()
         };
-        let [nine, ten] = [9, 10].map(|tiles| TileCall::new(spec(tiles).build().unwrap(), Arch::gfx950()).unwrap().run().unwrap().counters);
+        let [nine, ten] =
+            [9, 10].map(|tiles| TileCall::new(spec(tiles).build().unwrap(), Arch::gfx950()).unwrap().one_group().run().unwrap().counters);
         let class = |class: Class| ten.class(class) - nine.class(class);
         let counts = [
             class(Class::Vector),

@@ -3,11 +3,11 @@
 use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use candle_paged_attn::KvScale;
 use candle_paged_attn::PlanChoice;
-use candle_paged_attn::cache::CacheLayout;
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::plan::{HostPlan, PlanRequest, TILE_TOKENS, TileRange, capacity, tile_range};
 use candle_paged_attn::quant::fp8;
 use candle_paged_attn::registry::{Arch, ArchName, Flags, Problem, ScaleMode, Selection, select};
-use cdna_sim::{Counters, Launch, Memory};
+use cdna_sim::{Counters, Launch, Memory, Trace};
 use testkit::arguments::Arguments;
 use testkit::cases::Case;
 use testkit::reference::floats;
@@ -21,6 +21,8 @@ pub struct Outcome {
     /// `[rows, q_heads]`.
     pub lse: Tensor,
     pub counters: Counters,
+    /// What the waves executed, where that was asked for.
+    pub trace: Option<Trace>,
 }
 
 /// A call and what the host knows of it.
@@ -42,6 +44,8 @@ pub struct TileCall {
     pub preload: bool,
     /// Whether rows stored directly come with their LSE.
     pub wants_lse: bool,
+    /// Whether the launch, of one workgroup, is recorded.
+    pub traced: bool,
 }
 
 impl TileCall {
@@ -110,12 +114,20 @@ impl TileCall {
             spread: None,
             preload: true,
             wants_lse: true,
+            traced: false,
         })
+    }
+
+    /// The same call by one tile group of a workgroup.
+    pub fn one_group(mut self) -> Self {
+        self.selection.key.flags.dual_group = false;
+        self.selection.threads = 256;
+        self
     }
 
     /// The same call by the generic tile: no switch of the schedule is on.
     pub fn generic(&self) -> Self {
-        let mut call = self.clone();
+        let mut call = self.clone().one_group();
         let flags = &mut call.selection.key.flags;
         *flags = Flags { direct_output: flags.direct_output, mxfp4_tile: flags.mxfp4_tile, ..Flags::default() };
         call
@@ -175,7 +187,7 @@ impl TileCall {
         } else {
             Raw::of(&self.case.block_tables, false)?
         };
-        let factor = if fnuz && spec.kv_dtype == candle_paged_attn::cache::KvDtype::Fp8 { fp8::FNUZ_SCALE_FACTOR } else { 1.0 };
+        let factor = if fnuz && spec.kv_dtype == KvDtype::Fp8 { fp8::FNUZ_SCALE_FACTOR } else { 1.0 };
         let k_scale = Raw::of_scale(&options.k_scale, factor)?;
         let v_scale = Raw::of_scale(&options.v_scale, factor)?;
         let starts: Vec<i32> = self.starts.iter().map(|&s| s as i32).collect();
@@ -218,11 +230,19 @@ impl TileCall {
         let module = module(&self.arch.name.to_string(), &all);
         let kernel = module.kernel(KERNEL).unwrap();
         let grid = [slots as u32, heads as u32, self.selection.row_groups as u32];
-        let counters = if grid.contains(&0) || vectors == 0 {
-            Counters::default()
+        let (counters, trace) = if grid.contains(&0) || vectors == 0 {
+            (Counters::default(), None)
         } else {
-            let launch = Launch { preload: self.preload, dynamic_lds: self.selection.staged_bytes, ..Launch::new(grid, [256, 1, 1]) };
-            module.launch(&memory, kernel, &args.0, &launch).map_err(|e| candle::Error::Msg(e.to_string()))?
+            let selection = &self.selection;
+            let block = [selection.threads as u32, 1, 1];
+            let launch = Launch { preload: self.preload, dynamic_lds: selection.staged_bytes, ..Launch::new(grid, block) };
+            let outcome = if self.traced {
+                assert_eq!(grid, [1; 3], "one workgroup is recorded");
+                module.trace(&memory, kernel, &args.0, &launch, [0; 3]).map(|(counters, trace)| (counters, Some(trace)))
+            } else {
+                module.launch(&memory, kernel, &args.0, &launch).map(|counters| (counters, None))
+            };
+            outcome.map_err(|e| candle::Error::Msg(e.to_string()))?
         };
         let shape = (q_rows, self.q_heads, d);
         let (out, lse) = if direct {
@@ -235,7 +255,7 @@ impl TileCall {
             let (out, lse) = self.merge(&partial, &statistics, rows)?;
             (Tensor::from_vec(out, shape, &Device::Cpu)?, lse)
         };
-        Ok(Outcome { out, lse: Tensor::from_vec(lse, (q_rows, self.q_heads), &Device::Cpu)?, counters })
+        Ok(Outcome { out, lse: Tensor::from_vec(lse, (q_rows, self.q_heads), &Device::Cpu)?, counters, trace })
     }
 
     /// What the reducer does, in float64.

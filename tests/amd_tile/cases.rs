@@ -28,7 +28,7 @@ pub fn base() -> CaseSpec {
 }
 
 #[track_caller]
-fn check(spec: CaseSpec, arch: &Arch) -> f64 {
+pub fn check(spec: CaseSpec, arch: &Arch) -> f64 {
     let context = format!("{} {spec:?}", arch.name);
     let tolerance = match (spec.kv_dtype, spec.q_dtype) {
         (KvDtype::F16, DType::F16 | DType::F32) => 4e-3,
@@ -45,13 +45,14 @@ fn check(spec: CaseSpec, arch: &Arch) -> f64 {
 
 /// An FP8 call: near the float64 model of its quantization, and at `exact` also near the exact answer.
 #[track_caller]
-fn check_fp8(spec: CaseSpec, arch: &Arch, exact: bool) -> f64 {
+pub fn check_fp8(spec: CaseSpec, arch: &Arch, exact: bool) -> f64 {
     let context = format!("{} {spec:?}", arch.name);
     let case = spec.build().unwrap();
     let call = TileCall::new(case, arch.clone()).unwrap();
     let outcome = call.run().unwrap_or_else(|e| panic!("{context}: {e}"));
     let case = &call.case;
-    let how = (&*call.tasks(), Fp8 { fnuz: arch.name == ArchName::Gfx942 });
+    let groups = if call.selection.flags().dual_group { 2 } else { 1 };
+    let how = (&*call.tasks(), Fp8 { fnuz: arch.name == ArchName::Gfx942, groups });
     let caches = (&case.key_cache, &case.value_cache);
     let model = quantized::attention(&case.q, caches, &case.block_tables, &case.context_lens, &case.options, how).unwrap();
     if exact {

@@ -36,8 +36,9 @@ macro_rules! require_clang {
 const LEADING_ARGUMENTS: usize = 9;
 
 /// Schedules that the kernels have, by the names of their flags.
-const WRITTEN: [&str; 20] = [
+const WRITTEN: [&str; 21] = [
     "DIRECT_OUTPUT",
+    "DUAL_GROUP",
     "MXFP4_TILE",
     "MXFP4_STAGED_PAGES",
     "BF16_MTP_FUSED",

@@ -1,90 +1,52 @@
 //! The op's contracts, one at a time.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::cache::KvDtype;
 use candle_paged_attn::plan::{DecodePlan, PlanRequest};
 use candle_paged_attn::{PlanChoice, cuda, explain_call, paged_decode_into};
-use testkit::cases::{CaseSpec, Poison, Scales};
+use testkit::cases::{CaseSpec, Scales};
 
+use crate::specs;
 use crate::support::*;
 
 #[test]
 fn the_tensor_core_tile_in_every_form() {
     let Some(device) = gpu("the_tensor_core_tile_in_every_form") else { return };
-    for (kv_dtype, scales) in forms() {
-        for (query_len, layout) in [(1, CacheLayout::Nhd), (4, CacheLayout::Nhd), (16, CacheLayout::Hnd)] {
-            let spec = spec(kv_dtype, scales);
-            let error = check(&device, &CaseSpec { layout, query_lens: vec![query_len], lens: vec![0, 1, 255, 256, 257, 5027], ..spec });
-            println!("{kv_dtype:?} {scales:?} q{query_len}: {error:.2e}");
-        }
-        check(&device, &CaseSpec { group: 16, kv_heads: 1, page_size: 128, lens: vec![9000, 40, 0], ..spec(kv_dtype, scales) });
+    for spec in specs::tensor_cores() {
+        let error = check(&device, &spec);
+        println!("{:?} {:?} q{:?}: {error:.2e}", spec.kv_dtype, spec.scales, spec.query_lens);
     }
 }
 
 #[test]
 fn the_plain_tile_in_every_layout_and_dtype() {
     let Some(device) = gpu("the_plain_tile_in_every_layout_and_dtype") else { return };
-    for layout in CacheLayout::ALL {
-        for (kv_dtype, scales, q_dtype) in [
-            (KvDtype::F32, Scales::None, DType::F32),
-            (KvDtype::F16, Scales::None, DType::F16),
-            (KvDtype::Bf16, Scales::None, DType::F32),
-            (KvDtype::Fp8, Scales::PerToken, DType::F32),
-            (KvDtype::Mxfp4, Scales::None, DType::BF16),
-        ] {
-            if kv_dtype == KvDtype::Mxfp4 && matches!(layout, CacheLayout::Vllm | CacheLayout::Shuffled) {
-                continue;
-            }
-            check(
-                &device,
-                &CaseSpec { layout, kv_dtype, scales, q_dtype, query_lens: vec![3], lens: vec![700, 0, 1, 33], ..CaseSpec::default() },
-            );
-        }
-    }
+    check_all(&device, &specs::plain());
 }
 
 #[test]
 fn every_head_dim_page_size_and_group() {
     let Some(device) = gpu("every_head_dim_page_size_and_group") else { return };
-    let sizes = [(64, 8, 1, 4), (64, 128, 3, 1), (128, 24, 32, 1), (192, 32, 5, 2), (256, 16, 16, 1), (512, 128, 8, 1), (80, 16, 2, 2)];
-    for (head_dim, page_size, group, kv_heads) in sizes {
-        for kv_dtype in [KvDtype::Bf16, KvDtype::Fp8] {
-            check(&device, &CaseSpec { head_dim, page_size, group, kv_heads, lens: vec![270, 3], ..spec(kv_dtype, Scales::None) });
-        }
-    }
+    check_all(&device, &specs::sizes());
 }
 
 #[test]
 fn every_option_in_every_form() {
     let Some(device) = gpu("every_option_in_every_form") else { return };
-    for (kv_dtype, scales) in [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)] {
-        let base = CaseSpec { query_lens: vec![2], lens: vec![2700, 0, 130], ..spec(kv_dtype, scales) };
-        let specs = [
-            CaseSpec { window: Some(100), ..base.clone() },
-            CaseSpec { softcap: Some(3.0), ..base.clone() },
-            CaseSpec { sinks: true, ..base.clone() },
-            CaseSpec { per_head: true, window: Some(33), ..base.clone() },
-            CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
-            CaseSpec { plan_free: true, sinks: true, ..base.clone() },
-            CaseSpec { max_partitions: Some(1), ..base.clone() },
-            CaseSpec { max_partitions: Some(2), workgroup_budget: Some(1), ..base.clone() },
-            CaseSpec { query_lens: vec![1, 3, 5], window: Some(64), sinks: true, softcap: Some(20.0), ..base.clone() },
-            CaseSpec { q_dtype: DType::F16, signed_tables: false, ..base.clone() },
-            CaseSpec { q_strided: true, page_strided: true, poison: Poison::Infinity, ..base.clone() },
-            CaseSpec { q_factor: 32.0, ..base },
-        ];
-        specs.iter().for_each(|spec| {
-            check(&device, spec);
-        });
-    }
+    check_all(&device, &specs::options());
 }
 
 #[test]
 fn many_sequences() {
     let Some(device) = gpu("many_sequences") else { return };
-    let lens: Vec<i64> = (0..300).map(|i| i * 7 % 513).collect();
-    check(&device, &CaseSpec { lens: lens.clone(), ..spec(KvDtype::Bf16, Scales::None) });
-    check(&device, &CaseSpec { lens: lens[..100].to_vec(), query_lens: vec![4], ..spec(KvDtype::Fp8, Scales::Scalar) });
+    check_all(&device, &specs::many_sequences());
+}
+
+#[track_caller]
+fn check_all(device: &Device, specs: &[CaseSpec]) {
+    for spec in specs {
+        check(device, spec);
+    }
 }
 
 #[test]

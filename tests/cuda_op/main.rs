@@ -8,4 +8,5 @@ mod contracts;
 mod graphs;
 mod large;
 mod refusals;
+mod specs;
 mod support;

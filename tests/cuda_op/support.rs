@@ -12,6 +12,8 @@ use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, paged_decode_wi
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::reference::floats;
 
+pub use crate::specs::{forms, spec};
+
 /// A capture has the GPU for itself: what other threads do meanwhile, such as making a device, ends it.
 static IN_USE: RwLock<()> = RwLock::new(());
 
@@ -183,22 +185,6 @@ pub fn check(device: &Device, spec: &CaseSpec) -> f64 {
 /// Every value's bits.
 pub fn bits(tensor: &Tensor) -> Vec<u64> {
     floats(tensor).unwrap().into_iter().map(f64::to_bits).collect()
-}
-
-/// What the tensor-core tile reads.
-pub fn forms() -> [(KvDtype, Scales); 5] {
-    [
-        (KvDtype::Bf16, Scales::None),
-        (KvDtype::F16, Scales::None),
-        (KvDtype::Fp8, Scales::None),
-        (KvDtype::Fp8, Scales::Scalar),
-        (KvDtype::Fp8, Scales::PerToken),
-    ]
-}
-
-/// A case that the tensor-core tile takes.
-pub fn spec(kv_dtype: KvDtype, scales: Scales) -> CaseSpec {
-    CaseSpec { kv_dtype, scales, head_dim: 128, q_dtype: DType::BF16, ..CaseSpec::default() }
 }
 
 /// Every form of a cache, in every layout that it comes in.

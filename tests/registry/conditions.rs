@@ -257,6 +257,7 @@ fn k8_mxfp4_dual_needs_two_lds_copies() {
     let fits: Vec<usize> = (1..=256).map(|i| i * 128).filter(|&pages| dual(pages).flags().dual_group).collect();
     assert_eq!(fits.last(), Some(&21376), "two copies of 80 KiB leave 41.75 KiB for ids each");
     assert_eq!(dual(32768).threads, 256);
+    check(|flags| flags.dual_group, &Arch::gfx950(), &base, &[HEAD_512], &[HEAD_64, HEAD_192, HEAD_256]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use candle_paged_attn::plan::{HostPlan, PlanRequest, TileRange};
 use candle_paged_attn::quant::fp8::{FNUZ_SCALE_FACTOR, ocp_to_fnuz};
 use candle_paged_attn::registry::ArchName;
 use candle_paged_attn::rocm::{self, PlanShape, RocmDevice, RocmOptions, RocmTensor};
-use candle_paged_attn::{AppendAndAttend, KvScale, PlanChoice};
+use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, PlanChoice};
 use float8::F8E4M3;
 use once_cell::sync::Lazy;
 use testkit::cases::{Case, CaseSpec, Scales};
@@ -102,7 +102,10 @@ pub fn compare(case: &Case, out: &Tensor, lse: Option<&Tensor>) -> Result<f64> {
     if spec.q_factor == 1.0 {
         case.expected()?.compare(out, None, tolerance(spec), 0.)?;
     }
-    let (q, caches, format) = (&case.q, (&case.key_cache, &case.value_cache), Fp8 { fnuz: !is_gfx950() });
+    let (q, caches) = (&case.q, (&case.key_cache, &case.value_cache));
+    let options = DecodeOptions { max_partitions: spec.max_partitions, ..case.options.clone() };
+    let summary = rocm::explain_call(device(), q, caches.0, caches.1, &case.block_tables, &case.context_lens, &options)?;
+    let format = Fp8 { fnuz: !is_gfx950(), groups: if summary.selection.flags().dual_group { 2 } else { 1 } };
     let model = quantized::attention(q, caches, &case.block_tables, &case.context_lens, &case.options, (&tasks(case)?, format))?;
     model.compare(out, lse, 1e-2, 1e-3)
 }

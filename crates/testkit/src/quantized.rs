@@ -19,6 +19,8 @@ const TILE: usize = 256;
 pub struct Fp8 {
     /// FNUZ: gfx942.
     pub fnuz: bool,
+    /// Tile groups that take a task's tiles in turn, each with a running maximum of its own.
+    pub groups: usize,
 }
 
 impl Fp8 {
@@ -138,7 +140,9 @@ pub fn attention(
                     attended: first(position)..position as usize + 1,
                 };
                 let at = (starts[b] as usize + i) * q_heads + h;
-                let parts: Vec<Row> = tasks[lane].iter().map(|task| operands.task(&queries[at * d..][..d], &tokens, *task)).collect();
+                let query = &queries[at * d..][..d];
+                let groups = tasks[lane].iter().flat_map(|task| (0..format.groups).map(|group| (*task, group)));
+                let parts: Vec<Row> = groups.map(|(task, group)| operands.task(query, &tokens, task, group)).collect();
                 expected.lse[at] = merge(&parts, sinks.as_ref().map(|s| s[h]), &mut expected.out[at * d..][..d]);
             }
         }
@@ -147,13 +151,13 @@ pub fn attention(
 }
 
 impl Operands {
-    fn task(&self, query: &[f64], tokens: &Tokens<'_>, tiles: TileRange) -> Row {
+    fn task(&self, query: &[f64], tokens: &Tokens<'_>, tiles: TileRange, group: usize) -> Row {
         let absmax = query.iter().fold(0f32, |max, &x| max.max((x as f32).abs())).max(2f32.powi(-100));
         let factor = self.format.max() / absmax;
         let inverse = f64::from(absmax / self.format.max());
         let q: Vec<f64> = query.iter().map(|&x| self.format.round(x as f32 * factor)).collect();
         let mut row = Row { maximum: f64::NEG_INFINITY, sum: 0.0, out: vec![0.0; query.len()] };
-        for tile in tiles.first as usize..tiles.end as usize {
+        for tile in (tiles.first as usize + group..tiles.end as usize).step_by(self.format.groups) {
             let range = |limit: &std::ops::Range<usize>| limit.start.max(tile * TILE)..limit.end.min((tile + 1) * TILE);
             let owned = range(&tokens.owned).map(|t| self.v_scale.at((tokens.place)(t)).abs());
             let largest = owned.fold(2f64.powi(-126), f64::max);

@@ -1,0 +1,97 @@
+//! The calls that the tests make by the list. `tests/cuda_compile.rs` compiles their kernels where there is no GPU.
+
+use candle::DType;
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use testkit::cases::{CaseSpec, Poison, Scales};
+
+/// What the tensor-core tile reads.
+pub fn forms() -> [(KvDtype, Scales); 5] {
+    [
+        (KvDtype::Bf16, Scales::None),
+        (KvDtype::F16, Scales::None),
+        (KvDtype::Fp8, Scales::None),
+        (KvDtype::Fp8, Scales::Scalar),
+        (KvDtype::Fp8, Scales::PerToken),
+    ]
+}
+
+/// A case that the tensor-core tile takes.
+pub fn spec(kv_dtype: KvDtype, scales: Scales) -> CaseSpec {
+    CaseSpec { kv_dtype, scales, head_dim: 128, q_dtype: DType::BF16, ..CaseSpec::default() }
+}
+
+pub fn tensor_cores() -> Vec<CaseSpec> {
+    let mut specs = vec![];
+    for (kv_dtype, scales) in forms() {
+        for (query_len, layout) in [(1, CacheLayout::Nhd), (4, CacheLayout::Nhd), (16, CacheLayout::Hnd)] {
+            let lens = vec![0, 1, 255, 256, 257, 5027];
+            specs.push(CaseSpec { layout, query_lens: vec![query_len], lens, ..spec(kv_dtype, scales) });
+        }
+        specs.push(CaseSpec { group: 16, kv_heads: 1, page_size: 128, lens: vec![9000, 40, 0], ..spec(kv_dtype, scales) });
+    }
+    specs
+}
+
+pub fn plain() -> Vec<CaseSpec> {
+    let mut specs = vec![];
+    for layout in CacheLayout::ALL {
+        for (kv_dtype, scales, q_dtype) in [
+            (KvDtype::F32, Scales::None, DType::F32),
+            (KvDtype::F16, Scales::None, DType::F16),
+            (KvDtype::Bf16, Scales::None, DType::F32),
+            (KvDtype::Fp8, Scales::PerToken, DType::F32),
+            (KvDtype::Mxfp4, Scales::None, DType::BF16),
+        ] {
+            if kv_dtype == KvDtype::Mxfp4 && matches!(layout, CacheLayout::Vllm | CacheLayout::Shuffled) {
+                continue;
+            }
+            let lens = vec![700, 0, 1, 33];
+            specs.push(CaseSpec { layout, kv_dtype, scales, q_dtype, query_lens: vec![3], lens, ..CaseSpec::default() });
+        }
+    }
+    specs
+}
+
+pub fn sizes() -> Vec<CaseSpec> {
+    let sizes = [(64, 8, 1, 4), (64, 128, 3, 1), (128, 24, 32, 1), (192, 32, 5, 2), (256, 16, 16, 1), (512, 128, 8, 1), (80, 16, 2, 2)];
+    let of = |(head_dim, page_size, group, kv_heads)| {
+        [KvDtype::Bf16, KvDtype::Fp8].map(|kv_dtype| CaseSpec {
+            head_dim,
+            page_size,
+            group,
+            kv_heads,
+            lens: vec![270, 3],
+            ..spec(kv_dtype, Scales::None)
+        })
+    };
+    sizes.into_iter().flat_map(of).collect()
+}
+
+pub fn options() -> Vec<CaseSpec> {
+    let of = |(kv_dtype, scales)| {
+        let base = CaseSpec { query_lens: vec![2], lens: vec![2700, 0, 130], ..spec(kv_dtype, scales) };
+        [
+            CaseSpec { window: Some(100), ..base.clone() },
+            CaseSpec { softcap: Some(3.0), ..base.clone() },
+            CaseSpec { sinks: true, ..base.clone() },
+            CaseSpec { per_head: true, window: Some(33), ..base.clone() },
+            CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
+            CaseSpec { plan_free: true, sinks: true, ..base.clone() },
+            CaseSpec { max_partitions: Some(1), ..base.clone() },
+            CaseSpec { max_partitions: Some(2), workgroup_budget: Some(1), ..base.clone() },
+            CaseSpec { query_lens: vec![1, 3, 5], window: Some(64), sinks: true, softcap: Some(20.0), ..base.clone() },
+            CaseSpec { q_dtype: DType::F16, signed_tables: false, ..base.clone() },
+            CaseSpec { q_strided: true, page_strided: true, poison: Poison::Infinity, ..base.clone() },
+            CaseSpec { q_factor: 32.0, ..base },
+        ]
+    };
+    [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].into_iter().flat_map(of).collect()
+}
+
+pub fn many_sequences() -> Vec<CaseSpec> {
+    let lens: Vec<i64> = (0..300).map(|i| i * 7 % 513).collect();
+    vec![
+        CaseSpec { lens: lens.clone(), ..spec(KvDtype::Bf16, Scales::None) },
+        CaseSpec { lens: lens[..100].to_vec(), query_lens: vec![4], ..spec(KvDtype::Fp8, Scales::Scalar) },
+    ]
+}
