@@ -110,10 +110,12 @@ pub fn workloads(lines: &[Line]) -> String {
 /// Schedules before and after, in Markdown: docs/kernels.md shows this table.
 pub fn variants(measured: &[Measured]) -> String {
     let mut text =
-        "| | flags | shape | over | instructions | VALU | conversions | LDS | barriers | waits that drain K, V | registers | predicted us |\n"
+        "| | flags | shape | over | is for less | instructions | VALU | conversions | LDS | barriers | waits that drain K, V | registers | predicted us |\n"
             .to_string();
-    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|\n");
-    for Measured { variant, costs } in measured {
+    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    for of in measured {
+        let Measured { variant, costs } = of;
+        let [before, after] = of.claimed().map(decimal);
         let pair = |of: &dyn Fn(&Cost) -> String| {
             let [before, after] = costs.each_ref().map(of);
             if before == after { before } else { format!("{before} → {after}") }
@@ -126,6 +128,7 @@ pub fn variants(measured: &[Measured]) -> String {
             variant.flags.join(", "),
             shape,
             span.to_string(),
+            format!("{}: {before} → {after}", variant.removes.name()),
             number(|c| c.instructions),
             number(|c| c.valu),
             number(|c| c.conversions),

@@ -43,6 +43,22 @@ pub enum Removes {
     Time,
 }
 
+impl Removes {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Instructions => "instructions",
+            Self::Valu => "VALU",
+            Self::Barriers => "barriers",
+            Self::Drains => "drains of K, V",
+            Self::ScalarLoads => "scalar loads",
+            Self::Registers => "registers",
+            Self::CachedBytes => "bytes through caches",
+            Self::Reducer => "second launches",
+            Self::Time => "predicted us",
+        }
+    }
+}
+
 const fn tile(
     row: &'static str,
     beside: &'static [&'static str],
@@ -67,6 +83,7 @@ const SCALES_LATE: &[&str] = &["FP8_LOOP_SCALES_LATE"];
 const SCALES: &[&str] = &["FP8_LOOP_SCALES_LATE", "FP8_SCALES_AFTER_Q"];
 const LEAN: &[&str] = &["FP8_LOOP_SCALES_LATE", "FP8_SCALES_AFTER_Q", "FP8_MTP4_LEAN"];
 const VPIPE: &[&str] = &["PAGE16_VPIPE"];
+const SCALAR16: &[&str] = &["PAGE16_VPIPE", "PAGE16_PAGES_FIRST", "PAGE16_EARLY_K"];
 const VPIPE_IDS: &[&str] = &["PAGE16_VPIPE", "PAGE16_PAGES_FIRST"];
 
 const HEAD256_FP8: &str = "--kv fp8 --head-dim 256 --q-heads 8 --page-size 64 --batch 8 --context 8192";
@@ -99,6 +116,17 @@ pub const VARIANTS: &[Variant] = &[
     tile("K5", VPIPE_IDS, &["PAGE16_EARLY_K"], "--kv fp8 --page-size 16 --batch 8 --context 8192", Removes::Time),
     tile("K6", &[], &["FP8_DECODE_NT_V"], "--kv fp8 --batch 8 --context 32768", Removes::CachedBytes),
     task("K7", &[], &["DIRECT_OUTPUT"], "--kv bf16 --batch 64 --context 1024 --max-partitions 1", Removes::Reducer),
+    tile("K8", SCALAR16, &["DUAL_GROUP"], "--kv fp8 --page-size 16 --batch 1 --context 30720 --max-partitions 1", Removes::Time),
+    tile("K8", VPIPE_IDS, &["DUAL_GROUP"], "--kv bf16 --page-size 16 --batch 1 --context 30720 --max-partitions 1", Removes::Time),
+    tile("K8", &[], &["DUAL_GROUP"], "--kv fp8 --batch 1 --context 30720 --max-partitions 1", Removes::Time),
+    tile("K8", &[], &["DUAL_GROUP"], "--kv bf16 --batch 1 --context 30720 --max-partitions 1", Removes::Time),
+    tile(
+        "K8",
+        &["MXFP4_TILE", "MXFP4_STAGED_PAGES"],
+        &["DUAL_GROUP"],
+        "--kv mxfp4 --page-size 16 --batch 1 --context 30720 --max-partitions 1",
+        Removes::Time,
+    ),
     task("K9", &[], &["PACKED_Q_ABSMAX"], "--kv fp8 --batch 8 --context 8192", Removes::Valu),
     task("K9", &[], &["PACKED_Q_ABSMAX"], "--kv fp8 --query-len 4 --batch 8 --context 8192", Removes::Valu),
     tile("K10", &[], &["HEAD256_PIPE"], HEAD256_FP8, Removes::Time),

@@ -3,7 +3,7 @@
 //! Every wave issues its instructions in order, at most one in [`Machine::issue`] cycles, when its operands are there, its SIMD's or compute
 //! unit's unit is free, and, at an `s_waitcnt`, enough loads have come back. The wave that can issue first goes first. Vector memory comes back in
 //! order: a line of K, V or their scales that the compute unit has not seen lately takes [`Machine::memory_latency`], any other such line
-//! [`Machine::l2_latency`], both at [`Machine::fill`]; one that it has seen [`Machine::l1_latency`]. A barrier lets its workgroup go when the last wave has arrived.
+//! [`Machine::l2_latency`], both at [`Machine::fill`]; one that it has seen [`Machine::l1_latency`]. Scalar loads have a cache and a way of their own. A barrier lets its workgroup go when the last wave has arrived.
 //!
 //! Left out: instruction fetch, register bank conflicts, TLB misses, and what other compute units do beyond the bandwidth they leave.
 
@@ -180,6 +180,8 @@ struct ComputeUnit<'a> {
     filled: f64,
     fill: f64,
     l1: Cache,
+    /// The scalar data cache, whose lines come from L2 by a way of their own.
+    scalar_lines: Cache,
 }
 
 impl<'a> ComputeUnit<'a> {
@@ -195,7 +197,8 @@ impl<'a> ComputeUnit<'a> {
             memory: 0.0,
             filled: 0.0,
             fill,
-            l1: Cache { capacity: machine.l1_lines as usize, clock: 0, lines: BTreeMap::new() },
+            l1: Cache::new(machine),
+            scalar_lines: Cache::new(machine),
         }
     }
 
@@ -212,6 +215,15 @@ impl<'a> ComputeUnit<'a> {
             done = done.max(self.filled);
             self.l1.put(&lines, self.filled);
         }
+        done
+    }
+
+    /// When what a scalar load issued at cycle `at` touches is there.
+    fn scalar_load(&mut self, touched: &Touched, group: usize, at: f64, m: &Machine) -> f64 {
+        let lines: Vec<u64> = touched.lines.iter().map(|line| line | (group as u64) << 58).collect();
+        let (misses, there) = self.scalar_lines.look(&lines);
+        let done = there.max(at + if misses > 0 { m.l2_latency } else { m.scalar_latency });
+        self.scalar_lines.put(&lines, done);
         done
     }
 
@@ -243,6 +255,10 @@ struct Line {
 }
 
 impl Cache {
+    fn new(machine: &Machine) -> Self {
+        Self { capacity: machine.l1_lines as usize, clock: 0, lines: BTreeMap::new() }
+    }
+
     /// How many of `lines` are not in the cache, and when the last of the others is there.
     fn look(&mut self, lines: &[u64]) -> (usize, f64) {
         let (mut misses, mut there) = (0, 0.0f64);
@@ -399,7 +415,7 @@ impl<'a> Wave<'a> {
             Unit::None => {}
         }
         if cost.counter == Some(Counter::Scalar) {
-            let done = event.touched.as_deref().map_or(at + m.scalar_latency, |t| unit.lines(t, self.group, at, m.scalar_latency, m));
+            let done = event.touched.as_deref().map_or(at + m.scalar_latency, |t| unit.scalar_load(t, self.group, at, m));
             self.scalar = self.scalar.max(done);
             return done;
         }
