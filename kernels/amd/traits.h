@@ -119,6 +119,10 @@ struct Traits {
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
 
+    // Addresses of K and V are bases in scalar registers and a lane's offset where vector registers are scarce.
+    static constexpr bool SCALAR_BASES = LEAN;
+    static_assert(!SCALAR_BASES || PAGE >= STEP);
+
     // Steps that one matrix instruction sums over: gfx950 has one of 128 FP8 products.
     static constexpr int MOST_WIDTH = PA_TEST_WIDE_MFMA && GFX950 && FP8 ? 2 : 1;
     static constexpr int KEY_WIDTH = KEY_CHUNK % MOST_WIDTH == 0 ? MOST_WIDTH : 1;

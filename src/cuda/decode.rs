@@ -3,28 +3,27 @@
 use std::sync::Arc;
 
 use candle::cuda_backend::cudarc::driver::{CudaStream, sys};
-use candle::{CudaDevice, CudaStorage, DType, Device, Layout, Result, Storage, Tensor, bail};
+use candle::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
+use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host, plan_shape, table_tiles};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, cuda_storage, meta, write_address};
 use super::record::maybe_record;
-use super::specialize::{self, ReducerCut, reducer_cut};
+use super::small::{Room, Small, as_bytes, check_contiguous};
+use super::specialize;
 use super::strides::{self, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
 use crate::gpu::args::{CudaTileArgs, Paged, PlanArgs, ReduceArgs};
 use crate::gpu::launch::{self, LaunchShape};
-use crate::gpu::plan_shape::{PlanShape, clamp};
-use crate::op::call::{Call, Meta};
-use crate::op::decide::{HostTables, Prepared, check_covers, check_tables, longest, problem};
+use crate::gpu::plan_shape::clamp;
+use crate::op::call::Meta;
 use crate::op::locks::Locks;
-use crate::op::shapes::Shapes;
 use crate::op::{CallSummary, PagedDecode};
 use crate::options::{DecodeOptions, KvScale, PlanChoice};
-use crate::plan::{HostPlan, PLANNER_THREADS};
-use crate::registry::{self, Problem, ScaleMode, Selection, block_rows};
+use crate::registry::{self, ScaleMode, block_rows};
 
 /// A tensor's storage with its layout.
 pub(crate) type Operand<'a> = (&'a CudaStorage, &'a Layout);
@@ -106,25 +105,6 @@ fn empty(dtype: DType, elements: usize, device: &CudaDevice) -> Result<CudaStora
     }
 }
 
-/// Where a call's tasks come from.
-pub(super) enum Plan {
-    /// Made or checked on the host, to be uploaded.
-    Host(Arc<HostPlan>),
-    /// In memory, or to be made there by the planner first.
-    Device { capacity: usize, made: bool, one_tile_tasks: bool },
-    /// One task a row.
-    Free,
-}
-
-/// What was decided of a call.
-pub(crate) struct Decided {
-    shapes: Shapes,
-    /// New tokens of the longest sequence.
-    query_len: usize,
-    pub selection: Selection,
-    plan: Plan,
-}
-
 /// A call that was checked.
 struct Checked<'a> {
     op: &'a PagedDecode,
@@ -148,174 +128,10 @@ impl<'a> Checked<'a> {
             let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
-        Ok(Self { op, q, key, value, gpu, stream, decided })
+        let checked = Self { op, q, key, value, gpu, stream, decided };
+        checked.check_forms()?;
+        Ok(checked)
     }
-}
-
-/// Whether the tables are on the CPU.
-fn on_host(op: &PagedDecode) -> Result<bool> {
-    let host = op.block_tables.device().is_cpu();
-    for (name, tensor) in [("context_lens", Some(&op.context_lens)), ("query_start", op.options.query_start.as_ref())] {
-        if let Some(tensor) = tensor.filter(|tensor| tensor.device().is_cpu() != host) {
-            bail!(
-                "{name}: on {:?}, but block_tables are on {:?}; tables and lengths are all on the CPU or all on q's device",
-                tensor.device().location(),
-                op.block_tables.device().location()
-            )
-        }
-    }
-    Ok(host)
-}
-
-fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Result<Decided> {
-    let Prepared { shapes, rows, plan, selection } = Prepared::new(call, &op.host_tables(), op.given_plan()?, &gpu.arch, registry::select)?;
-    Ok(Decided { shapes, query_len: longest(&rows), selection, plan: Plan::Host(plan) })
-}
-
-fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaStream) -> Result<Decided> {
-    let options = &op.options;
-    let shapes = Shapes::new(call)?;
-    let query_len = match (&options.query_start, options.max_query_len) {
-        (None, _) => shapes.rows.checked_div(shapes.batch).unwrap_or(0),
-        (Some(_), None) => shapes.rows,
-        (Some(_), Some(0)) if shapes.rows > 0 => bail!("max_query_len: 0, but q has {} rows", shapes.rows),
-        (Some(_), Some(most)) => most.min(shapes.rows),
-    };
-    if options.validate && !is_capturing(stream)? {
-        validate(op, call, gpu, &shapes, query_len)?;
-    }
-    let shape = plan_shape(&shapes, options, query_len);
-    let plan = match &options.plan {
-        PlanChoice::Given(plan) => {
-            if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
-                bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
-            }
-            match plan.work_info().device() {
-                Device::Cuda(_) => Plan::Device {
-                    capacity: plan.capacity(),
-                    made: true,
-                    one_tile_tasks: plan.made_on_host().is_some_and(|plan| plan.longest_task() <= 1),
-                },
-                _ => Plan::Host(plan.host()?),
-            }
-        }
-        PlanChoice::Free => Plan::Free,
-        PlanChoice::Default => default_plan(&shapes, &shape, gpu)?,
-    };
-    Decided::new(shapes, query_len, plan, call, gpu)
-}
-
-/// The plan of a call that gives none, its tables on the device.
-pub(super) fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
-    let tiles = table_tiles(shapes, gpu);
-    Ok(match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
-        // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-        capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
-            Plan::Device { capacity, made: false, one_tile_tasks: shape.rows().saturating_mul(tiles) <= capacity }
-        }
-        _ => Plan::Free,
-    })
-}
-
-impl Decided {
-    /// A call that is to run by `plan`; `query_len` is its longest query.
-    pub fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, gpu: &Gpu) -> Result<Self> {
-        let selection = registry::select(&plan.problem(&shapes, query_len, call, gpu), &gpu.arch)?;
-        Ok(Self { shapes, query_len, selection, plan })
-    }
-
-    pub fn plan_rows(&self) -> usize {
-        plan_rows(&self.shapes)
-    }
-
-    pub fn slots(&self) -> usize {
-        self.plan.slots(&self.shapes)
-    }
-
-    /// How results of a row's tasks are merged where there are several.
-    pub fn reducer_cut(&self, gpu: &Gpu) -> ReducerCut {
-        let Shapes { batch, q_heads, dims, .. } = &self.shapes;
-        let rows = batch.saturating_mul(self.query_len).saturating_mul(*q_heads);
-        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, dims.head_dim, gpu.arch.compute_units)
-    }
-
-    /// Whether a row may have several tasks, whose results are merged.
-    pub fn is_split(&self) -> bool {
-        match &self.plan {
-            Plan::Host(plan) => !plan.is_one_task_a_row(),
-            Plan::Device { .. } => self.slots() > self.plan_rows(),
-            Plan::Free => false,
-        }
-    }
-
-    /// Whether the planner makes the plan first.
-    pub fn is_planned_here(&self) -> bool {
-        matches!(self.plan, Plan::Device { made: false, .. })
-    }
-}
-
-fn plan_rows(shapes: &Shapes) -> usize {
-    shapes.batch * if shapes.per_head { shapes.dims.kv_heads } else { 1 }
-}
-
-impl Plan {
-    fn slots(&self, shapes: &Shapes) -> usize {
-        match self {
-            Self::Host(plan) => plan.capacity(),
-            Self::Device { capacity, .. } => *capacity,
-            Self::Free => plan_rows(shapes),
-        }
-    }
-
-    /// The call as the registry sees it.
-    fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu) -> Problem {
-        let one_tile_tasks = match self {
-            Self::Host(plan) => plan.longest_task() <= 1,
-            Self::Device { one_tile_tasks, .. } => *one_tile_tasks,
-            Self::Free => table_tiles(shapes, gpu) <= 1,
-        };
-        Problem { one_tile_tasks, ..problem(shapes, call, query_len, self.slots(shapes), &gpu.arch) }
-    }
-}
-
-/// Tiles that a row of the block table has room for.
-fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
-    shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
-}
-
-pub(super) fn plan_shape<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>, query_len: usize) -> PlanShape {
-    PlanShape {
-        batch: shapes.batch,
-        q_heads: shapes.q_heads,
-        kv_heads: shapes.dims.kv_heads,
-        per_head_tables: shapes.per_head,
-        query_len,
-        ragged: options.query_start.is_some(),
-        window: options.window,
-        max_partitions: options.max_partitions,
-        workgroup_budget: options.workgroup_budget,
-    }
-}
-
-/// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query_len: usize) -> Result<()> {
-    let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
-    let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
-    let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
-    let rows = check_tables(shapes, &tables, call.options.window)?;
-    let longest = longest(&rows);
-    if longest > query_len {
-        bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
-    }
-    match op.given_plan()? {
-        Some(plan) => check_covers(&plan, &rows, call, &gpu.arch),
-        None => Ok(()),
-    }
-}
-
-/// A copy of the whole storage behind a tensor, seen through the same strides: copies on the device would need candle's own kernels.
-fn to_cpu(tensor: &Tensor) -> Result<Tensor> {
-    tensor.to_device(&Device::Cpu)
 }
 
 /// Whether the tensor-core tile can load the tensors by its 16 bytes (q by 4).
@@ -329,72 +145,6 @@ fn is_tile_aligned(operands: [Operand<'_>; 3], metas: [Meta<'_>; 3], options: &D
         && is_aligned(value, &metas[2], &steps(options.layout.value_strides(metas[2].layout)), 16))
 }
 
-/// A small tensor on the device, or its bytes on the host to be uploaded.
-enum Small<'a> {
-    None,
-    Device(&'a Storage, &'a Layout),
-    Host(Vec<u8>),
-}
-
-impl<'a> Small<'a> {
-    /// `tensor`, whose rows (all but the last dim, if `strided_rows`) may be apart on the device.
-    fn of(name: &str, tensor: Option<&'a Tensor>, storage: impl FnOnce() -> &'a Storage) -> Result<Self> {
-        let Some(tensor) = tensor else { return Ok(Self::None) };
-        match tensor.device() {
-            Device::Cpu => host_bytes(name, tensor).map(Self::Host),
-            _ => Ok(Self::Device(storage(), tensor.layout())),
-        }
-    }
-
-    /// As [`Small::of`], refusing elements that are apart.
-    fn contiguous(name: &str, tensor: Option<&'a Tensor>, storage: impl FnOnce() -> &'a Storage) -> Result<Self> {
-        match tensor {
-            Some(tensor) if !tensor.device().is_cpu() && !tensor.is_contiguous() => {
-                bail!("{name}: the CUDA kernels read it contiguous, got {:?} with strides {:?}", tensor.dims(), tensor.stride())
-            }
-            _ => Self::of(name, tensor, storage),
-        }
-    }
-}
-
-/// The elements of a small CPU tensor in order, four bytes each.
-fn host_bytes(name: &str, tensor: &Tensor) -> Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match tensor.dtype() {
-        DType::U32 => flat.to_vec1::<u32>()?.into_iter().flat_map(u32::to_ne_bytes).collect(),
-        DType::I32 => flat.to_vec1::<i32>()?.into_iter().flat_map(i32::to_ne_bytes).collect(),
-        DType::F32 => flat.to_vec1::<f32>()?.into_iter().flat_map(f32::to_ne_bytes).collect(),
-        other => bail!("{name}: dtype {other:?} is neither U32, I32 nor F32"),
-    })
-}
-
-/// The part of the workspace that a call lays out for itself.
-#[derive(Default)]
-struct Room {
-    uploads: Vec<u8>,
-    bytes: usize,
-}
-
-impl Room {
-    const ALIGNMENT: usize = 256;
-
-    /// Bytes that are uploaded, all of them before any [`Room::scratch`]. Gives their offset.
-    fn upload(&mut self, bytes: &[u8]) -> usize {
-        let at = self.uploads.len().next_multiple_of(Self::ALIGNMENT);
-        self.uploads.resize(at, 0);
-        self.uploads.extend_from_slice(bytes);
-        self.bytes = self.uploads.len();
-        at
-    }
-
-    /// Uninitialised bytes. Gives their offset.
-    fn scratch(&mut self, bytes: usize) -> usize {
-        let at = self.bytes.next_multiple_of(Self::ALIGNMENT);
-        self.bytes = at + bytes;
-        at
-    }
-}
-
 impl Checked<'_> {
     fn run(&self, out: (&mut CudaStorage, &Layout), lse: Option<(&mut CudaStorage, &Layout)>) -> Result<()> {
         maybe_record(self.op, [self.q, self.key, self.value], &self.stream)?;
@@ -406,145 +156,38 @@ impl Checked<'_> {
 
     fn run_in(&self, workspace: &mut Workspace, out: (&mut CudaStorage, &Layout), lse: Option<(&mut CudaStorage, &Layout)>) -> Result<()> {
         let Self { op, gpu, stream, decided, .. } = self;
-        let Decided { shapes, query_len, selection, plan } = decided;
-        let (options, device, dims) = (&op.options, &self.q.0.device, shapes.dims);
+        let Decided { shapes, query_len, selection, .. } = decided;
+        let (options, dims) = (&op.options, shapes.dims);
         let mut own = Own::default();
-
-        // Small tensors, on the device or to be uploaded.
-        let given = match &options.plan {
-            PlanChoice::Given(given) => [Some(given.work_info()), Some(given.reduce_info())],
-            PlanChoice::Default | PlanChoice::Free => [None, None],
-        };
-        let scales = [&options.k_scale, &options.v_scale].map(KvScale::tensor);
-        let locks = Locks::of([
-            Some(&op.block_tables),
-            Some(&op.context_lens),
-            options.query_start.as_ref(),
-            options.sinks.as_ref(),
-            scales[0],
-            scales[1],
-            given[0],
-            given[1],
-        ]);
+        let locks = self.locks();
+        let smalls = self.smalls(&locks)?;
         let mut reads = Reads::new(stream);
-        let tables = Small::of("block_tables", Some(&op.block_tables), || locks.get(0))?;
-        let lens = Small::contiguous("context_lens", Some(&op.context_lens), || locks.get(1))?;
-        let starts = Small::contiguous("query_start", options.query_start.as_ref(), || locks.get(2))?;
-        let sinks = Small::contiguous("sinks", options.sinks.as_ref(), || locks.get(3))?;
-        let mut room = Room::default();
-        let smalls = [("block_tables", &tables), ("context_lens", &lens), ("query_start", &starts), ("sinks", &sinks)];
-        let offsets = smalls.map(|(_, small)| match small {
-            Small::Host(bytes) => room.upload(bytes),
-            Small::None | Small::Device(..) => 0,
-        });
-        let uploaded_plan = match plan {
-            Plan::Host(plan) => Some([plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| room.upload(&as_bytes(records)))),
-            Plan::Device { .. } | Plan::Free => None,
-        };
-
-        // Scratch.
-        let (plan_rows, slots) = (decided.plan_rows(), decided.slots());
-        let heads = if shapes.per_head { 1 } else { dims.kv_heads };
-        let rows = selection.row_groups * block_rows(&selection.key);
-        let planned = room.scratch(if decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
-        let no_pages = dims.pages == 0 || shapes.max_pages == 0;
-        let zero_lens = room.scratch(if no_pages { plan_rows * 4 } else { 0 });
-        let is_split = decided.is_split();
-        let states = if is_split { slots * heads * rows } else { 0 };
-        let (partial, statistics) = (room.scratch(states * dims.head_dim * 4), room.scratch(states * 8));
-        let base = workspace.room(room.bytes, &mut own, stream)?;
-        workspace::upload(base, &room.uploads, stream)?;
-        let mut small = |i: usize| -> Result<u64> {
-            let (name, small) = smalls[i];
-            match small {
-                Small::None => Ok(0),
-                Small::Host(_) => Ok(base + offsets[i] as u64),
-                Small::Device(storage, layout) => {
-                    let storage = cuda_storage(name, storage, device)?;
-                    meta(name, storage, layout)?;
-                    Ok(reads.address(storage, layout))
-                }
-            }
-        };
+        let laid = self.lay_out(&smalls);
+        let base = workspace.room(laid.room.bytes, &mut own, stream)?;
+        workspace::upload(base, &laid.room.uploads, stream)?;
+        let mut small = |i: usize| self.small_address(&smalls[i], base + laid.smalls[i] as u64, &mut reads);
         let (block_tables, mut context_lens, query_start, sinks) = (small(0)?, small(1)?, small(2)?, small(3)?);
-        if no_pages {
+        let (plan_rows, slots) = (decided.plan_rows(), decided.slots());
+        if self.has_no_pages() {
             // Without a page there is nothing to attend, whatever the lengths say.
-            context_lens = base + zero_lens as u64;
+            context_lens = base + laid.zero_lens as u64;
             // SAFETY: bytes that were laid out for it.
             check(unsafe { sys::cuMemsetD8Async(context_lens, 0, plan_rows * 4, stream.cu_stream()) }, "cuMemsetD8Async of lengths")?;
         }
-        let mut scale = |name: &str, scale: &KvScale, lock: usize| -> Result<(u64, Paged)> {
-            let value = match (scale, selection.key.scales) {
-                (_, ScaleMode::None) => return Ok((0, Paged::default())),
-                (KvScale::Tensor(tensor), mode) => {
-                    let storage = cuda_storage(name, locks.get(lock), device)?;
-                    meta(name, storage, tensor.layout())?;
-                    let address = reads.address(storage, tensor.layout());
-                    let stride = if mode == ScaleMode::Scalar { Paged::default() } else { paged_scale(tensor.layout()) };
-                    if mode != ScaleMode::Scalar && tensor.rank() < 3 {
-                        bail!("{name}: one factor, but the other side has a scale per token: the CUDA kernels need both sides alike")
-                    }
-                    return Ok((address, stride));
-                }
-                (_, ScaleMode::PerToken | ScaleMode::Block) => {
-                    bail!("{name}: one factor, but the other side has a scale per token: the CUDA kernels need both sides alike")
-                }
-                (KvScale::None, ScaleMode::Scalar) => 1.0,
-                (KvScale::Scalar(value), ScaleMode::Scalar) => *value,
-            };
-            Ok((workspace.scalar(value, &mut own, stream)?, Paged::default()))
-        };
+        let mut scale = |name, scale, lock| self.scale(name, scale, locks.get_if(lock), &mut reads, workspace, &mut own);
         let (k_scale, k_scale_stride) = scale("k_scale", &options.k_scale, 4)?;
         let (v_scale, v_scale_stride) = scale("v_scale", &options.v_scale, 5)?;
-        let [work, reduce] = match (plan, uploaded_plan) {
-            (_, Some(offsets)) => offsets.map(|at| base + at as u64),
-            (Plan::Device { made: true, .. }, _) => {
-                let [work, reduce] = [("plan", 6, given[0]), ("plan", 7, given[1])].map(|(name, lock, tensor)| -> Result<u64> {
-                    let Some(tensor) = tensor else { bail!("{name}: not given") };
-                    if !tensor.is_contiguous() {
-                        bail!("{name}: records of {:?} with strides {:?} are not contiguous", tensor.dims(), tensor.stride())
-                    }
-                    Ok(reads.address(cuda_storage(name, locks.get(lock), device)?, tensor.layout()))
-                });
-                [work?, reduce?]
-            }
-            (Plan::Device { made: false, .. }, _) => [base + planned as u64, base + (planned + slots * 16) as u64],
-            (Plan::Free | Plan::Host(_), _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, gpu)), stream)?,
-        };
-
-        // Launches.
+        let [work, reduce] = self.records(base, &laid, [locks.get_if(6), locks.get_if(7)], &mut reads, workspace)?;
         if decided.is_planned_here() {
-            let shape = plan_shape(shapes, options, *query_len);
-            let args = PlanArgs {
-                context_lens,
-                query_start,
-                work,
-                reduce,
-                rows: clamp(plan_rows),
-                heads_per_row: clamp(shape.heads_per_row()),
-                query_len: clamp(*query_len),
-                window: options.window.map_or(0, clamp),
-                capacity: clamp(slots),
-                max_partitions: options.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
-            };
-            let planner = gpu.planner(stream, plan_rows, shape.ragged)?;
-            // SAFETY: it reads a length for each row (and the starts) and writes the records that room was made for.
-            unsafe { planner.launch(stream, launch::PLAN, false, &args) }?;
+            self.launch_planner([context_lens, query_start], [work, reduce])?;
         }
         let [q_row, q_head] = strides::rows("q", self.q.1)?;
         let [out_row, out_head] = strides::rows("out", out.1)?;
-        let out_meta = Meta { dtype: shapes.q_dtype, layout: out.1 };
         let out_layout = out.1;
         let (out, _out_guard) = write_address(out.0, out_layout, stream);
-        if !is_aligned(out, &out_meta, &[out_row as i64, out_head as i64], 4 * shapes.q_dtype.size_in_bytes() as u64) {
-            bail!(
-                "out: {:?} with strides {:?} is not aligned to four elements, as the CUDA kernels need",
-                out_layout.dims(),
-                out_layout.stride()
-            )
-        }
+        check_out_aligned(out, &Meta { dtype: shapes.q_dtype, layout: out_layout }, [out_row, out_head])?;
         let lse = lse.map(|(lse, layout)| write_address(lse, layout, stream));
-        let lse_address = lse.as_ref().map_or(0, |(address, _)| *address);
+        let heads = self.heads_of_a_slot();
         let args = CudaTileArgs {
             work,
             reduce,
@@ -558,10 +201,10 @@ impl Checked<'_> {
             v_scale,
             sinks,
             out,
-            lse: lse_address,
-            partial: base + partial as u64,
-            statistics: base + statistics as u64,
-            table_row: match &tables {
+            lse: lse.as_ref().map_or(0, |(address, _)| *address),
+            partial: base + laid.partial as u64,
+            statistics: base + laid.statistics as u64,
+            table_row: match &smalls[0].1 {
                 Small::Host(_) => shapes.max_pages as i64,
                 Small::None | Small::Device(..) => table_row(op.block_tables.layout())?,
             },
@@ -581,7 +224,7 @@ impl Checked<'_> {
             pages: clamp(dims.pages),
             max_pages: clamp(shapes.max_pages),
             plan_rows: clamp(plan_rows),
-            rows: clamp(rows),
+            rows: clamp(self.slot_rows()),
             q_rows: clamp(shapes.rows),
         };
         let grid = [
@@ -590,31 +233,212 @@ impl Checked<'_> {
             count("blocks of query rows", selection.row_groups, MOST_YZ)?,
         ];
         let tile = gpu.tile(stream, selection)?;
-        let reducer = if is_split { Some(self.reducer()?) } else { None };
+        let reducer = if decided.is_split() { Some(self.reducer()?) } else { None };
         let shape = LaunchShape { threads: selection.threads as u32, grid };
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
         // `out`, `lse` or the workspace alone.
         unsafe { tile.launch(stream, shape, gpu.overlaps(), &args) }?;
-        if let Some((kernel, shape)) = reducer {
-            let args = ReduceArgs {
-                reduce,
-                partial: args.partial,
-                statistics: args.statistics,
-                sinks,
-                query_start,
-                out,
-                lse: lse_address,
-                out_row: out_row as i64,
-                out_head: out_head as i64,
-                query_len: clamp(*query_len),
-                q_heads: clamp(shapes.q_heads),
-                kv_heads: clamp(dims.kv_heads),
-                rows: clamp(rows),
-                per_head: i32::from(shapes.per_head),
-                q_rows: clamp(shapes.rows),
-            };
-            // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
-            unsafe { kernel.launch(stream, shape, gpu.overlaps(), &args) }?;
+        match reducer {
+            Some((kernel, shape)) => self.launch_reducer(kernel, shape, &args),
+            None => Ok(()),
+        }
+    }
+
+    /// The small tensors', scales' and given plan's storages, in that order.
+    fn locks(&self) -> Locks<'_, 8> {
+        let PagedDecode { block_tables, context_lens, options } = self.op;
+        let given = match &options.plan {
+            PlanChoice::Given(given) => [Some(given.work_info()), Some(given.reduce_info())],
+            PlanChoice::Default | PlanChoice::Free => [None, None],
+        };
+        let (starts, sinks) = (options.query_start.as_ref(), options.sinks.as_ref());
+        let scales = [&options.k_scale, &options.v_scale].map(KvScale::tensor);
+        Locks::of([Some(block_tables), Some(context_lens), starts, sinks, scales[0], scales[1], given[0], given[1]])
+    }
+
+    /// Block tables, lengths, starts and sinks.
+    fn smalls<'a>(&'a self, locks: &'a Locks<'_, 8>) -> Result<[(&'static str, Small<'a>); 4]> {
+        let PagedDecode { block_tables, context_lens, options } = self.op;
+        Ok([
+            ("block_tables", Small::of("block_tables", Some(block_tables), || locks.get(0))?),
+            ("context_lens", Small::of("context_lens", Some(context_lens), || locks.get(1))?),
+            ("query_start", Small::of("query_start", options.query_start.as_ref(), || locks.get(2))?),
+            ("sinks", Small::of("sinks", options.sinks.as_ref(), || locks.get(3))?),
+        ])
+    }
+
+    /// Where a small tensor is; `uploaded`: if it came from the host.
+    fn small_address<'a>(&self, (name, small): &(&str, Small<'a>), uploaded: u64, reads: &mut Reads<'a>) -> Result<u64> {
+        match small {
+            Small::None => Ok(0),
+            Small::Host(_) => Ok(uploaded),
+            Small::Device(storage, layout) => {
+                let storage = cuda_storage(name, storage, &self.q.0.device)?;
+                meta(name, storage, layout)?;
+                Ok(reads.address(storage, layout))
+            }
+        }
+    }
+
+    /// Everything that the call needs in the workspace: what is uploaded, a plan to be made, zeros in place of lengths, partial results.
+    fn lay_out(&self, smalls: &[(&str, Small<'_>); 4]) -> Laid {
+        let Decided { shapes, plan, .. } = &self.decided;
+        let mut room = Room::default();
+        let offsets = smalls.each_ref().map(|(_, small)| match small {
+            Small::Host(bytes) => room.upload(bytes),
+            Small::None | Small::Device(..) => 0,
+        });
+        let records = match plan {
+            Plan::Host(plan) => Some([plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| room.upload(&as_bytes(records)))),
+            Plan::Device { .. } | Plan::Free => None,
+        };
+        let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
+        let planned = room.scratch(if self.decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
+        let zero_lens = room.scratch(if self.has_no_pages() { plan_rows * 4 } else { 0 });
+        let states = if self.decided.is_split() { slots * self.heads_of_a_slot() * self.slot_rows() } else { 0 };
+        let (partial, statistics) = (room.scratch(states * shapes.dims.head_dim * 4), room.scratch(states * 8));
+        Laid { room, smalls: offsets, records, planned, zero_lens, partial, statistics }
+    }
+
+    /// Whether the cache or the tables have no page at all.
+    fn has_no_pages(&self) -> bool {
+        self.decided.shapes.dims.pages == 0 || self.decided.shapes.max_pages == 0
+    }
+
+    /// KV heads that run a slot's task.
+    fn heads_of_a_slot(&self) -> usize {
+        let shapes = &self.decided.shapes;
+        if shapes.per_head { 1 } else { shapes.dims.kv_heads }
+    }
+
+    /// Query rows that a (slot, KV head) has room for.
+    fn slot_rows(&self) -> usize {
+        self.decided.selection.row_groups * block_rows(&self.decided.selection.key)
+    }
+
+    /// A scale's address and strides; a number is put on the device. `storage`: of a tensor.
+    fn scale<'a>(
+        &self,
+        name: &str,
+        scale: &KvScale,
+        storage: Option<&'a Storage>,
+        reads: &mut Reads<'a>,
+        workspace: &mut Workspace,
+        own: &mut Own,
+    ) -> Result<(u64, Paged)> {
+        let mode = self.decided.selection.key.scales;
+        check_scale(name, scale, mode)?;
+        let value = match scale {
+            _ if mode == ScaleMode::None => return Ok((0, Paged::default())),
+            KvScale::Tensor(tensor) => {
+                let Some(storage) = storage else { bail!("{name}: a tensor without a storage") };
+                let storage = cuda_storage(name, storage, &self.q.0.device)?;
+                meta(name, storage, tensor.layout())?;
+                let stride = if mode == ScaleMode::Scalar { Paged::default() } else { paged_scale(tensor.layout()) };
+                return Ok((reads.address(storage, tensor.layout()), stride));
+            }
+            KvScale::Scalar(value) => *value,
+            KvScale::None => 1.0,
+        };
+        Ok((workspace.scalar(value, own, &self.stream)?, Paged::default()))
+    }
+
+    /// Where the plan's records are, or will be; `given`: the storages of a plan that the caller gave.
+    fn records<'a>(
+        &self,
+        base: u64,
+        laid: &Laid,
+        given: [Option<&'a Storage>; 2],
+        reads: &mut Reads<'a>,
+        workspace: &mut Workspace,
+    ) -> Result<[u64; 2]> {
+        let Decided { shapes, plan, .. } = &self.decided;
+        let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
+        match (plan, &self.op.options.plan, laid.records) {
+            (_, _, Some(offsets)) => Ok(offsets.map(|at| base + at as u64)),
+            (Plan::Device { made: true, .. }, PlanChoice::Given(tensors), _) => {
+                let mut address = |tensor: &Tensor, storage: Option<&'a Storage>| -> Result<u64> {
+                    let Some(storage) = storage else { bail!("plan: not given") };
+                    Ok(reads.address(cuda_storage("plan", storage, &self.q.0.device)?, tensor.layout()))
+                };
+                Ok([address(tensors.work_info(), given[0])?, address(tensors.reduce_info(), given[1])?])
+            }
+            (Plan::Device { .. }, _, _) => Ok([base + laid.planned as u64, base + (laid.planned + slots * 16) as u64]),
+            (Plan::Free | Plan::Host(_), _, _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, &self.gpu)), &self.stream),
+        }
+    }
+
+    fn launch_planner(&self, [context_lens, query_start]: [u64; 2], [work, reduce]: [u64; 2]) -> Result<()> {
+        let Decided { shapes, query_len, .. } = &self.decided;
+        let (options, plan_rows) = (&self.op.options, self.decided.plan_rows());
+        let shape = plan_shape(shapes, options, *query_len);
+        let args = PlanArgs {
+            context_lens,
+            query_start,
+            work,
+            reduce,
+            rows: clamp(plan_rows),
+            heads_per_row: clamp(shape.heads_per_row()),
+            query_len: clamp(*query_len),
+            window: options.window.map_or(0, clamp),
+            capacity: clamp(self.decided.slots()),
+            max_partitions: options.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
+        };
+        let planner = self.gpu.planner(&self.stream, plan_rows, shape.ragged)?;
+        // SAFETY: it reads a length for each row (and the starts) and writes the records that room was made for.
+        unsafe { planner.launch(&self.stream, launch::PLAN, false, &args) }
+    }
+
+    /// Merges what the tile with arguments `tile` leaves.
+    fn launch_reducer(&self, kernel: Kernel, shape: LaunchShape, tile: &CudaTileArgs) -> Result<()> {
+        let shapes = &self.decided.shapes;
+        let args = ReduceArgs {
+            reduce: tile.reduce,
+            partial: tile.partial,
+            statistics: tile.statistics,
+            sinks: tile.sinks,
+            query_start: tile.query_start,
+            out: tile.out,
+            lse: tile.lse,
+            out_row: tile.out_row,
+            out_head: tile.out_head,
+            query_len: tile.query_len,
+            q_heads: clamp(shapes.q_heads),
+            kv_heads: tile.kv_heads,
+            rows: tile.rows,
+            per_head: i32::from(shapes.per_head),
+            q_rows: tile.q_rows,
+        };
+        // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
+        unsafe { kernel.launch(&self.stream, shape, self.gpu.overlaps(), &args) }
+    }
+
+    /// Refuses what the kernels have no arguments for, and what a graph cannot take: before anything is enqueued, so before an append writes.
+    fn check_forms(&self) -> Result<()> {
+        let (options, mode) = (&self.op.options, self.decided.selection.key.scales);
+        strides::rows("q", self.q.1)?;
+        paged("key_cache", self.key.1, options.layout, options.layout.key_strides(self.key.1))?;
+        paged("value_cache", self.value.1, options.layout, options.layout.value_strides(self.value.1))?;
+        if mode != ScaleMode::None {
+            check_scale("k_scale", &options.k_scale, mode)?;
+            check_scale("v_scale", &options.v_scale, mode)?;
+        }
+        let PagedDecode { block_tables, context_lens, .. } = self.op;
+        let others =
+            [("context_lens", Some(context_lens)), ("query_start", options.query_start.as_ref()), ("sinks", options.sinks.as_ref())];
+        others.iter().try_for_each(|(name, tensor)| check_contiguous(name, *tensor))?;
+        if !block_tables.device().is_cpu() {
+            table_row(block_tables.layout())?;
+        }
+        if let PlanChoice::Given(given) = &options.plan {
+            check_contiguous("plan", Some(given.work_info()))?;
+            check_contiguous("plan", Some(given.reduce_info()))?;
+        }
+        let is_on_host = |tensor: &Tensor| tensor.device().is_cpu();
+        let smalls = others.into_iter().filter_map(|(_, tensor)| tensor).chain([block_tables]);
+        let from_host = matches!(self.decided.plan, Plan::Host(_)) || smalls.into_iter().any(is_on_host);
+        if from_host && is_capturing(&self.stream)? {
+            bail!("paged-decode: tables, lengths, sinks or a plan on the CPU, from where a graph cannot take them; keep them on the device")
         }
         Ok(())
     }
@@ -647,6 +471,37 @@ impl Checked<'_> {
     }
 }
 
+/// Where a call's parts are in the workspace.
+struct Laid {
+    room: Room,
+    /// Of the small tensors that are uploaded.
+    smalls: [usize; 4],
+    /// Of a host plan's work and reduce records.
+    records: Option<[usize; 2]>,
+    /// Of a plan that is made on the device: work records, then reduce records.
+    planned: usize,
+    zero_lens: usize,
+    partial: usize,
+    statistics: usize,
+}
+
+/// Refuses one factor where the other side has a scale per token.
+fn check_scale(name: &str, scale: &KvScale, mode: ScaleMode) -> Result<()> {
+    let is_one = scale.tensor().is_none_or(|tensor| tensor.rank() < 3);
+    if is_one && matches!(mode, ScaleMode::PerToken | ScaleMode::Block) {
+        bail!("{name}: one factor, but the other side has a scale per token: the CUDA kernels need both sides alike")
+    }
+    Ok(())
+}
+
+fn check_out_aligned(address: u64, out: &Meta<'_>, [row, head]: [usize; 2]) -> Result<()> {
+    if is_aligned(address, out, &[row as i64, head as i64], 4 * out.dtype.size_in_bytes() as u64) {
+        return Ok(());
+    }
+    let (dims, stride) = (out.layout.dims(), out.layout.stride());
+    bail!("out: {dims:?} with strides {stride:?} is not aligned to four elements, as the CUDA kernels need")
+}
+
 /// What CUDA admits in a grid's second and third dim.
 const MOST_YZ: usize = 65535;
 
@@ -655,8 +510,4 @@ fn count(what: &str, value: usize, most: usize) -> Result<u32> {
         bail!("paged-decode: {value} {what}, the CUDA kernels take {most}")
     }
     Ok(value as u32)
-}
-
-fn as_bytes(records: &[i32]) -> Vec<u8> {
-    records.iter().flat_map(|record| record.to_ne_bytes()).collect()
 }

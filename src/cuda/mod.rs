@@ -25,6 +25,8 @@ mod append;
 #[cfg(feature = "cuda")]
 mod copy;
 #[cfg(feature = "cuda")]
+mod decided;
+#[cfg(feature = "cuda")]
 mod decode;
 #[cfg(feature = "cuda")]
 mod device;
@@ -34,6 +36,8 @@ mod launch;
 mod memory;
 #[cfg(feature = "cuda")]
 mod record;
+#[cfg(feature = "cuda")]
+mod small;
 pub mod specialize;
 #[cfg(feature = "cuda")]
 mod strides;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use candle::{DType, Layout, Result};
 use rayon::prelude::*;
 
-use super::decode::{Decided, Plan, default_plan, plan_shape};
+use super::decided::{Decided, Plan, default_plan, plan_shape};
 use super::device::Gpu;
 use super::specialize::{ReducerCut, WriteKey};
 use super::write::scale_mode;

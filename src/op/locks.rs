@@ -24,6 +24,12 @@ impl<'a, const N: usize> Locks<'a, N> {
         Self { guards, first }
     }
 
+    /// The storage of tensor `i`, where it is there.
+    #[cfg(feature = "cuda")]
+    pub fn get_if(&self, i: usize) -> Option<&Storage> {
+        self.guards[self.first[i]].as_deref()
+    }
+
     /// The storage of tensor `i`, which must be there.
     pub fn get(&self, i: usize) -> &Storage {
         match &self.guards[self.first[i]] {

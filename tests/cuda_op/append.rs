@@ -76,6 +76,10 @@ fn an_error_changes_nothing() -> Result<()> {
     refuses(op.apply(&q, &k.to_device(cpu)?, &v), &[]);
     let layer = cache.layer(1)?;
     refuses(op.apply(&layer.key.narrow(1, 0, 1)?.squeeze(1)?.narrow(0, 0, 4)?, &k, &v), &["q:", "shares its storage"]);
+    // What only the kernels refuse.
+    let mut strided = on_device(&op, &device)?;
+    strided.context_lens = Tensor::new(&[[40u32, 0], [5, 0]], cpu)?.to_device(&device)?.narrow(1, 0, 1)?.squeeze(1)?;
+    refuses(strided.apply(&q, &k, &v), &["context_lens", "contiguous"]);
     let on_cpu = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), cpu)?;
     refuses(AppendAndAttend { cache: &on_cpu, ..op.clone() }.apply(&q, &k, &v), &["key_cache"]);
     assert_eq!(held(), before);
