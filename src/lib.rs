@@ -31,12 +31,12 @@
 //!
 //! | | CPU | CUDA (feature `cuda`: sm80, sm89, sm90) | ROCm (feature `rocm`: gfx942, gfx950) |
 //! |---|---|---|---|
-//! | K and V | F32, F16, BF16, FP8, MXFP4 in every layout | the same; on tensor cores F16, BF16 and FP8 in Nhd and Hnd | F16, BF16, FP8 (Shuffled, Vllm); MXFP4 on gfx950 (Hnd, Nhd) |
+//! | K and V | F32, F16, BF16, FP8 in every layout; MXFP4 in Nhd and Hnd | the same; on tensor cores F16, BF16 and FP8 in Nhd and Hnd | F16, BF16, FP8 (Shuffled, Vllm); MXFP4 on gfx950 (Hnd, Nhd) |
 //! | windows, sinks, softcap, ragged batches, per-head tables, LSE | yes | yes | yes |
 //! | head_dim; page size | multiples of 8 to 1024; 1 to 1024 | the same; on tensor cores 64, 128 and 256 (FP8: 128, 256) | 64, 128, 192, 256, 512, 1024; powers of two from 8 (FP8: 16) to 1024 |
 //! | cache writes, copies and reads of pages | yes | yes | yes |
 //! | graphs, plans made on the device | | yes | yes |
-//! | checked | against float64 | against float64, on an H200 | against float64, on a simulator of the GPU's instructions |
+//! | checked | against float64 | against float64, on an H200 (16-bit caches of head_dim 256 not since their last change); sm80 and sm89 compiled, not run | against float64, on a simulator of the GPU's instructions |
 //!
 //! # Features
 //!

@@ -97,16 +97,11 @@ impl Memory {
     /// the dense layers, rows on the sparse ones. Gives how many kernels that took.
     pub fn warm_up(&self, config: &Config, dtype: DType, sequences: usize, rows: usize, columns: usize) -> candle::Result<usize> {
         let dense = ExpectedCalls {
-            q_heads: config.q_heads,
-            dtype,
             batch: sequences,
             query_len: rows,
             max_pages: columns,
             ragged: true,
-            per_head_tables: false,
-            window: None,
-            softcap: None,
-            softmax_scale: None,
+            ..ExpectedCalls::new(config.q_heads, dtype)
         };
         let mut kernels = self.kv.warm_up(&dense)?;
         if config.has_sparse_layers() {

@@ -30,6 +30,24 @@ pub struct ExpectedCalls {
     pub softmax_scale: Option<f32>,
 }
 
+impl ExpectedCalls {
+    /// Plain decode of one sequence of one page, which the other fields extend.
+    pub fn new(q_heads: usize, dtype: DType) -> Self {
+        Self {
+            q_heads,
+            dtype,
+            batch: 1,
+            query_len: 1,
+            max_pages: 1,
+            ragged: false,
+            per_head_tables: false,
+            window: None,
+            softcap: None,
+            softmax_scale: None,
+        }
+    }
+}
+
 impl PagedKvCache {
     /// Compiles (or finds in the cache of compiled kernels) and loads what `calls` will run on a CUDA device: tiles, reducers, planners, cache writes.
     /// Gives how many kernels that are. Elsewhere nothing is done: a CPU compiles nothing, an AMD GPU's kernels are compiled at their first use.

@@ -125,11 +125,7 @@ impl Decided {
 
     /// Whether a row may have several tasks, whose results are merged.
     pub fn is_split(&self) -> bool {
-        match &self.plan {
-            Plan::Host(plan) => !plan.is_one_task_a_row(),
-            Plan::Device { .. } => self.slots() > self.plan_rows(),
-            Plan::Free => false,
-        }
+        self.selection.needs_reducer()
     }
 
     /// Whether the planner makes the plan first.
@@ -158,7 +154,18 @@ impl Plan {
             Self::Device { one_tile_tasks, .. } => *one_tile_tasks,
             Self::Free => table_tiles(shapes, gpu) <= 1,
         };
-        Problem { one_tile_tasks, ..problem(shapes, call, query_len, self.slots(shapes), &gpu.arch) }
+        // The plan's to say, not the options', which a given plan need not follow.
+        let (plan_free, max_partitions) = (self.is_one_task_a_row(), None);
+        Problem { plan_free, max_partitions, one_tile_tasks, ..problem(shapes, call, query_len, self.slots(shapes), &gpu.arch) }
+    }
+
+    /// Whether no row has several tasks, as far as the host knows.
+    fn is_one_task_a_row(&self) -> bool {
+        match self {
+            Self::Host(plan) => plan.is_one_task_a_row(),
+            Self::Device { .. } => false,
+            Self::Free => true,
+        }
     }
 }
 

@@ -37,7 +37,8 @@ pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
 
 /// Slots of a plan for `request`: `min(rows * max_partitions, max(rows, ceil(budget / kv_heads)))`.
 ///
-/// At least one a row, whatever the budget, and exactly one a row where `max_partitions` is 1. The lengths of the contexts play no part.
+/// At least one a row, whatever the budget, and exactly one a row where `max_partitions` is 1. `context_lens` play no part; the most that they may
+/// become, `max_context_len`, does on NVIDIA GPUs (see [`default_budget`]).
 ///
 /// # Errors
 /// What [`PlanRequest::check`] refuses, or more than [`MAX_SLOTS`] slots.

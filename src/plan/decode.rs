@@ -55,7 +55,7 @@ impl DecodePlan {
     /// [`DecodePlan::capacity`] goes on serving.
     ///
     /// # Errors
-    /// `request` has another number of rows, or its limits, query lengths or arch give another capacity; what [`HostPlan::new`] refuses.
+    /// `request` has another number of rows, or its limits (`max_context_len` among them), query lengths or arch give another capacity; what [`HostPlan::new`] refuses.
     pub fn refreshed(&self, request: &PlanRequest<'_>, arch: &Arch) -> Result<Self> {
         if request.rows() != self.rows() {
             bail!("a plan of {} rows cannot be refreshed for context_lens of {} rows", self.rows(), request.rows())
@@ -63,8 +63,8 @@ impl DecodePlan {
         let capacity = capacity(request, arch)?;
         if capacity != self.capacity() {
             bail!(
-                "a plan of {} slots cannot be refreshed for a request of {capacity} slots: query_lens, kv_heads, max_partitions, \
-                 workgroup_budget and arch must stay as they were",
+                "a plan of {} slots cannot be refreshed for a request of {capacity} slots: query_lens, kv_heads, window, max_partitions, \
+                 workgroup_budget, max_context_len and arch must stay as they were",
                 self.capacity()
             )
         }

@@ -7,8 +7,10 @@
 //! Planning goes in four steps, each a pure function that a device planner can repeat record for record:
 //!
 //! 1. [`tile_range`]: context length, query length and window of a row give the tiles it needs.
-//! 2. [`capacity`]: batch, budget and partition limit give the number of slots. It does not depend on the lengths, so tensors and scratch
-//!    of this size stay right for every step of a decode loop.
+//! 2. [`capacity`]: batch, budget and partition limit give the number of slots. It does not depend on the lengths that rows have, so
+//!    tensors and scratch of this size stay right for every step of a decode loop. On NVIDIA GPUs it depends on the most that they may
+//!    have, [`PlanRequest::max_context_len`], which then has to be the loop's and not the step's. Calls that make their own plan from tables on the
+//!    host name the step's.
 //! 3. [`Split`]: how many tasks each row gets, by [`MinMaxRule`] or [`ProportionalRule`].
 //! 4. [`HostPlan`]: the tasks packed row by row into slots; `n` tasks of `t` tiles start at tile `floor(i * t / n)` of the row's range.
 

@@ -32,6 +32,7 @@ pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Select
         staged_bytes: groups * staged_ids(p, &flags).unwrap_or(0) * 4,
         row_groups: fit.row_groups,
         waves_per_eu: if flags.bf16_mtp_fused || flags.fp8_mtp4_lean { 2 } else { 0 },
+        merges_tasks: false,
         reason: reason(p, arch, &fit, &flags, &missing),
         key: KernelKey::new(p, arch.name, Tile { m_tiles: fit.m_tiles, tokens: TILE_TOKENS, flags }),
     })

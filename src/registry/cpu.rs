@@ -31,6 +31,7 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
         staged_bytes: 0,
         row_groups: p.m_tiles().div_ceil(ROW_TILES),
         waves_per_eu: 0,
+        merges_tasks: false,
         reason: why.to_string(),
         key: KernelKey::new(
             p,

@@ -164,12 +164,17 @@ pub(crate) fn reducer_warps(partials: usize) -> usize {
     }
 }
 
+/// Whether a plan row may have several tasks. With no more slots than rows it may, too: an empty row leaves its slot to others.
+fn merges_tasks(p: &Problem) -> bool {
+    !p.one_partition() && p.capacity > 1
+}
+
 /// How the plan's slots are merged.
 fn merge_text(p: &Problem) -> String {
-    let rows = p.batch.saturating_mul(if p.per_head_tables { p.kv_heads } else { 1 });
-    if p.one_partition() || p.capacity <= rows {
+    if !merges_tasks(p) {
         return "no reducer".to_string();
     }
+    let rows = p.batch.saturating_mul(if p.per_head_tables { p.kv_heads } else { 1 });
     let warps = reducer_warps(p.capacity.div_ceil(rows.max(1)));
     format!("{} slots, a reducer of {warps} warp{} a row", p.capacity, if warps == 1 { "" } else { "s" })
 }
@@ -225,6 +230,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
         staged_bytes: 0,
         row_groups: p.query_len.saturating_mul(p.group()).div_ceil(rows).max(1),
         waves_per_eu: 0,
+        merges_tasks: merges_tasks(p),
         reason,
         key: KernelKey { cuda: shape, ..KernelKey::new(p, name, Tile { m_tiles: 1, tokens: name.tile_tokens(), flags: Flags::default() }) },
     })
@@ -322,8 +328,19 @@ mod tests {
     #[test]
     fn reducers_have_warps_for_their_partials() {
         assert_eq!([1, 8, 9, 32, 33, 132].map(reducer_warps), [1, 1, 4, 4, 8, 8]);
-        let one = Problem { max_partitions: Some(1), ..nhd() };
-        assert!(reason(&one).ends_with("; no reducer"), "{}", reason(&one));
+        for one in [
+            Problem { max_partitions: Some(1), ..nhd() },
+            Problem { plan_free: true, ..nhd() },
+            Problem { capacity: 1, ..nhd() },
+            Problem { layout: CacheLayout::Vllm, plan_free: true, ..nhd() },
+        ] {
+            assert!(reason(&one).ends_with("; no reducer"), "{}", reason(&one));
+            assert!(!select(&one, &Arch::sm90()).unwrap().needs_reducer(), "{one:?}");
+        }
+        // One of 600 rows may be empty, and its slot be another's.
+        for several in [nhd(), Problem { batch: 600, capacity: 600, ..nhd() }] {
+            assert!(reason(&several).contains("a reducer of") && select(&several, &Arch::sm90()).unwrap().needs_reducer(), "{several:?}");
+        }
         // 132 slots for 4 rows, and for the 8 of per-head tables.
         assert!(reason(&Problem { batch: 4, ..nhd() }).ends_with("a reducer of 8 warps a row"));
         assert!(reason(&Problem { batch: 4, kv_heads: 2, per_head_tables: true, ..nhd() }).ends_with("a reducer of 4 warps a row"));

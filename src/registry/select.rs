@@ -103,6 +103,9 @@ pub struct Selection {
     pub row_groups: usize,
     /// Waves a SIMD is to hold, which caps the registers of one; 0 leaves it to the compiler.
     pub waves_per_eu: usize,
+    /// On NVIDIA, whether a plan row may have several tasks, whose results a second launch merges. Elsewhere `false`: an AMD kernel without
+    /// `direct_output` stores partial results however many tasks a row has, the CPU merges in the same call.
+    pub merges_tasks: bool,
     /// One line: what was chosen and why.
     pub reason: String,
 }
@@ -115,7 +118,7 @@ impl Selection {
 
     /// Whether partial results of this kernel are merged by a second launch. The CPU merges in the same call.
     pub fn needs_reducer(&self) -> bool {
-        self.cpu_isa.is_none() && !self.key.flags.direct_output
+        self.merges_tasks || self.key.arch.is_amd() && !self.key.flags.direct_output
     }
 }
 

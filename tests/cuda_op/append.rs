@@ -174,18 +174,7 @@ fn a_warm_cache_compiles_nothing_more() -> Result<()> {
         [(KvDtype::Bf16, Quantization::None, CacheLayout::Nhd), (KvDtype::Fp8, Quantization::PerToken, CacheLayout::Hnd)]
     {
         let cache = PagedKvCache::new(CacheConfig { layers: 1, dims, dtype, layout: Some(layout), quantization }, device)?;
-        let expected = ExpectedCalls {
-            q_heads: 16,
-            dtype: DType::BF16,
-            batch: 9,
-            query_len: 40,
-            max_pages: 64,
-            ragged: true,
-            per_head_tables: false,
-            window: None,
-            softcap: None,
-            softmax_scale: None,
-        };
+        let expected = ExpectedCalls { batch: 9, query_len: 40, max_pages: 64, ragged: true, ..ExpectedCalls::new(16, DType::BF16) };
         assert!(cache.warm_up(&expected)? > 4);
         let loaded = cuda::loaded_kernels(device)?;
         for (batch, query_len, columns) in [(1, 1, 1), (1, 1, 64), (9, 1, 64), (2, 4, 3), (9, 40, 64), (3, 17, 40), (5, 2, 9), (1, 40, 2)] {

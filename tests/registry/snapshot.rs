@@ -69,7 +69,7 @@ fn grid() -> Vec<(String, Vec<Problem>)> {
 
 /// Every field of a selection that its row does not give, after checking those the key copies from the problem.
 fn describe(problem: &Problem, chosen: &Selection, arch: &Arch) -> String {
-    let Selection { kernel, key, cpu_isa, threads, lds_bytes: _, staged_bytes: _, row_groups, waves_per_eu, reason } = chosen;
+    let Selection { kernel, key, cpu_isa, threads, lds_bytes: _, staged_bytes: _, row_groups, waves_per_eu, merges_tasks, reason } = chosen;
     let copied = KernelKey {
         arch: arch.name,
         head_dim: problem.head_dim,
@@ -91,7 +91,7 @@ fn describe(problem: &Problem, chosen: &Selection, arch: &Arch) -> String {
         cuda: None,
     };
     assert_eq!(key, &copied);
-    assert_eq!(cpu_isa, &None);
+    assert_eq!((cpu_isa, merges_tasks), (&None, &false));
     assert!(!reason.is_empty() && !reason.contains('\n'));
     let marks = schedule_marks(problem, kernel, key.m_tiles);
     let Flags { kernarg_preload, .. } = key.flags;
