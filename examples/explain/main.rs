@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use candle_paged_attn::plan::{HostPlan, Split};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, Selection, missing_requirements, select};
 use clap::Parser;
+use testkit::errors::of_option;
 
 use shape::{Shape, ShapeArgs};
 use timeline::{Panel, Timeline};
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn explain(args: &Args) -> Result<()> {
-    let arch = arch(&args.arch).context("--arch")?;
+    let arch = arch(&args.arch).map_err(|error| of_option("--arch", error))?;
     let shape = args.shape.resolve(&arch)?;
     let request = shape.request();
     let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
@@ -60,7 +61,7 @@ fn explain(args: &Args) -> Result<()> {
     let text = format!(
         "shape      {shape}\n{}arch       {arch}{}\n{}{}\n{}",
         shape.note().map(|note| format!("note       {note}\n")).unwrap_or_default(),
-        if is_gpu(&arch) { format!(", {} of LDS or shared memory a workgroup", count(arch.lds_bytes, "byte")) } else { String::new() },
+        arch_text(&arch),
         selection_text(&selection, &arch),
         missing_text(&problem, &arch)?,
         draw_text::draw(&panels)
@@ -85,8 +86,15 @@ fn arch(name: &str) -> Result<Arch> {
     }
 }
 
-fn is_gpu(arch: &Arch) -> bool {
-    !matches!(arch.name, ArchName::Cpu(_))
+/// What a workgroup has, in the words of the arch's vendor.
+fn arch_text(arch: &Arch) -> String {
+    let bytes = count(arch.lds_bytes, "byte");
+    match arch.name {
+        ArchName::Cpu(_) => String::new(),
+        name if name.is_cuda() => format!(", {bytes} of shared memory a block"),
+        ArchName::Gfx1250 => format!(", {bytes} of LDS a workgroup; compiled for only: no backend runs it"),
+        _ => format!(", {bytes} of LDS a workgroup"),
+    }
 }
 
 /// `1 tile`, `2 tiles`.
@@ -110,17 +118,16 @@ fn selection_text(selection: &Selection, arch: &Arch) -> String {
     let flags = if flags.is_empty() { "none".to_string() } else { flags.join(" ") };
     let reducer = if selection.needs_reducer() { ", then the reducer" } else { "" };
     let Selection { kernel, key, threads, lds_bytes, row_groups, reason, .. } = selection;
-    let launch = match is_gpu(arch) {
-        true => format!(
-            "{} and {} of LDS a workgroup, {} in each of {} a task{reducer}",
-            count(*threads, "thread"),
-            count(*lds_bytes, "byte"),
-            count(key.m_tiles, "M-tile"),
-            count(*row_groups, "workgroup")
-        ),
-        false => format!("a task is one core's work{reducer}"),
+    let (threads, bytes) = (count(*threads, "thread"), count(*lds_bytes, "byte"));
+    let launch = match arch.name {
+        ArchName::Cpu(_) => "a task is one core's work".to_string(),
+        name if name.is_cuda() => format!("{threads} and {bytes} of shared memory a block, {} a task", count(*row_groups, "block")),
+        _ => {
+            let (tiles, groups) = (count(key.m_tiles, "M-tile"), count(*row_groups, "workgroup"));
+            format!("{threads} and {bytes} of LDS a workgroup, {tiles} in each of {groups} a task")
+        }
     };
-    format!("kernel     {kernel}\nreason     {reason}\nlaunch     {launch}\nflags      {flags}\n")
+    format!("kernel     {kernel}\nreason     {reason}\nlaunch     {launch}{reducer}\nflags      {flags}\n")
 }
 
 /// What each flag that is off would need.

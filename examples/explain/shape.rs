@@ -10,6 +10,7 @@ use candle_paged_attn::registry::{Arch, Problem, ScaleMode, preferred_layout};
 use clap::{Args, ValueEnum};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use testkit::errors::of_option;
 use testkit::workloads::{self, Fp8Scale, Kv, Workload};
 
 use crate::count;
@@ -33,6 +34,13 @@ pub enum KvArg {
     Bf16,
     Fp8,
     Mxfp4,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum QueryArg {
+    Bf16,
+    F16,
+    F32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,7 +88,10 @@ pub struct ShapeArgs {
     /// What the cache stores [default: bf16]
     #[arg(long, value_enum)]
     kv: Option<KvArg>,
-    /// Granularity of FP8 scales [default: scalar for fp8]
+    /// Dtype of q, k, v and the output [default: bf16, f32 for an F32 cache]
+    #[arg(long, value_enum)]
+    dtype: Option<QueryArg>,
+    /// Granularity of FP8 scales [default: the workload's with --shape, per-token for minimax20's; else scalar]
     #[arg(long, value_enum)]
     scales: Option<ScalesArg>,
     /// Cache layout [default: the arch's preferred one]
@@ -122,6 +133,7 @@ pub struct Shape {
     head_dim: usize,
     page_size: usize,
     kv: KvDtype,
+    query: DType,
     scales: ScaleMode,
     layout: CacheLayout,
     table_tokens: usize,
@@ -142,7 +154,7 @@ impl ShapeArgs {
         if let Some(batch) = self.batch {
             in_range("--batch", batch, MAX_BATCH)?;
         }
-        let base = self.shape.as_deref().map(workloads::find).transpose().context("--shape")?;
+        let base = self.shape.as_deref().map(workloads::find).transpose().map_err(|error| of_option("--shape", error))?;
         let base = base.as_ref();
         let context_lens = self.context_lens(base)?;
         let longest = context_lens.iter().copied().max().unwrap_or(0).max(1) as usize;
@@ -166,6 +178,11 @@ impl ShapeArgs {
             head_dim: pick(self.head_dim, |w| w.head_dim, 128),
             page_size: pick(self.page_size, |w| w.page_size, 128),
             kv,
+            query: match self.dtype {
+                None if kv == KvDtype::F32 => DType::F32,
+                None => DType::BF16,
+                Some(dtype) => dtype.into(),
+            },
             scales: self.scale_mode(kv, base),
             layout: self.layout.map_or_else(|| preferred_layout(arch, kv), CacheLayout::from),
             table_tokens,
@@ -244,9 +261,8 @@ impl Shape {
         in_range("--q-heads", q_heads, MAX_HEADS)?;
         in_range("--kv-heads", kv_heads, MAX_HEADS)?;
         in_range("--page-size", page_size, MAX_PAGE_SIZE)?;
-        in_range("--head-dim", head_dim, MAX_HEAD_DIM)?;
-        if !head_dim.is_multiple_of(8) {
-            bail!("--head-dim {head_dim} is not a multiple of 8")
+        if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
+            bail!("--head-dim {head_dim} is not a multiple of 8, at least 8 and at most {MAX_HEAD_DIM}")
         }
         if !q_heads.is_multiple_of(kv_heads) {
             bail!("--q-heads {q_heads} is not a multiple of --kv-heads {kv_heads}")
@@ -270,7 +286,7 @@ impl Shape {
             bail!("--scales {}: {} cache {}", scale_name(scales), article(kv), scales_of(kv))
         }
         let dims = CacheDims { pages: 1, page_size, kv_heads, head_dim };
-        self.layout.check(dims, kv).with_context(|| format!("--layout {}", self.layout.name()))
+        self.layout.check(dims, kv).map_err(|error| of_option("--layout", error))
     }
 
     /// What is legal and yet worth saying.
@@ -309,7 +325,7 @@ impl Shape {
             head_dim: self.head_dim,
             page_size: self.page_size,
             query_len: self.query_lens[0],
-            query_dtype: if self.kv == KvDtype::F32 { DType::F32 } else { DType::BF16 },
+            query_dtype: self.query,
             kv_dtype: self.kv,
             layout: self.layout,
             scales: self.scales,
@@ -387,6 +403,16 @@ fn kv_of(workload: &Workload) -> KvDtype {
         Kv::Bf16 => KvDtype::Bf16,
         Kv::Fp8 => KvDtype::Fp8,
         Kv::Mxfp4 => KvDtype::Mxfp4,
+    }
+}
+
+impl From<QueryArg> for DType {
+    fn from(query: QueryArg) -> Self {
+        match query {
+            QueryArg::Bf16 => Self::BF16,
+            QueryArg::F16 => Self::F16,
+            QueryArg::F32 => Self::F32,
+        }
     }
 }
 
@@ -469,6 +495,19 @@ mod tests {
             let error = format!("{:#}", resolve(line).err().unwrap_or_else(|| panic!("{line} was accepted")));
             assert!(error.contains(line.split(' ').next().unwrap()), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn queries_and_scales_are_as_asked() {
+        let problem = |line: &str| resolve(line).unwrap().problem(1);
+        for (line, dtype) in
+            [("", DType::BF16), ("--kv f32", DType::F32), ("--dtype f16", DType::F16), ("--kv f32 --dtype bf16", DType::BF16)]
+        {
+            assert_eq!(problem(line).query_dtype, dtype, "{line}");
+        }
+        let shape = "--shape minimax20/decode-b4-q1-ctx8192-fp8";
+        assert_eq!(problem(shape).scales, ScaleMode::PerToken);
+        assert_eq!(problem(&format!("{shape} --scales scalar")).scales, ScaleMode::Scalar);
     }
 
     #[test]

@@ -38,6 +38,7 @@ impl Timeline {
         let (places, place) = match arch.name {
             ArchName::Cpu(_) => (std::thread::available_parallelism().map_or(1, |cores| cores.get()), "a core of this machine"),
             _ if selection.flags().dual_group => (arch.compute_units, "a compute unit (two tile groups in each workgroup)"),
+            name if name.is_cuda() => (arch.compute_units.saturating_mul(2), "one of the two blocks on a SM"),
             _ => (arch.compute_units.saturating_mul(2), "one of the two workgroups on a compute unit"),
         };
         Self { place, ..Self::dispatch(plan, copies, places) }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use candle_paged_attn::jit::{Compiler, JitEvent, JitSettings, Specialization};
 use cdna_sim::elf::{Resources, resources};
 use indicatif::{ProgressBar, ProgressStyle};
+use testkit::errors::chain;
 
 /// One kernel and what became of it.
 pub struct Job {
@@ -25,6 +26,14 @@ pub enum Outcome {
         seconds: f64,
     },
     Failed(String),
+    /// It is not in the cache, and there is no compiler: what was looked for.
+    NoCompiler(String),
+}
+
+impl Outcome {
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::NoCompiler(_))
+    }
 }
 
 impl Job {
@@ -47,7 +56,7 @@ pub struct Done {
 impl Done {
     /// Whether the cache now has every kernel.
     pub fn complete(&self) -> bool {
-        self.not_kept == 0 && !self.jobs.iter().any(|job| matches!(job.outcome, Outcome::Failed(_)))
+        self.not_kept == 0 && !self.jobs.iter().any(|job| job.outcome.is_failure())
     }
 }
 
@@ -80,7 +89,10 @@ pub fn build(jobs: Vec<Job>, threads: usize, cache: Option<PathBuf>) -> Result<D
         let outcome = match compile(&compiler, spec) {
             Ok((resources, Some(seconds))) => Outcome::Compiled { resources, seconds },
             Ok((resources, None)) => Outcome::Hit(resources),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Err(error) => match compiler.compiler_of(spec.arch) {
+                Ok(_) => Outcome::Failed(chain(&error)),
+                Err(missing) => Outcome::NoCompiler(chain(&missing.into())),
+            },
         };
         bar.inc(1);
         outcome

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use candle_paged_attn::registry::Arch;
 use clap::Parser;
-use testkit::workloads;
+use testkit::{errors, workloads};
 
 use crate::build::{Done, Job, Outcome, build};
 use crate::shape::{Kernels, Shape};
@@ -61,10 +61,17 @@ struct Args {
     shape: Shape,
 }
 
-fn main() -> Result<ExitCode> {
-    let done = run(&Args::parse())?;
-    print!("{}{}", table::draw(&done.jobs), summary(&done));
-    Ok(if done.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(done) => {
+            print!("{}{}", table::draw(&done.jobs), summary(&done));
+            if done.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("error: {}", errors::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Compiles what the arguments ask for.
@@ -108,7 +115,7 @@ impl Args {
 }
 
 fn arch(name: &str) -> Result<Arch> {
-    let arch = Arch::from_name(name)?;
+    let arch = Arch::from_name(name).map_err(|error| errors::of_option("--arch", error))?;
     if !arch.name.is_amd() {
         bail!("--arch {name}: kernels are compiled ahead for gfx942, gfx950 and gfx1250")
     }
@@ -117,7 +124,7 @@ fn arch(name: &str) -> Result<Arch> {
 
 fn summary(done: &Done) -> String {
     let count = |wanted: fn(&Outcome) -> bool| done.jobs.iter().filter(|job| wanted(&job.outcome)).count();
-    let failed = match count(|outcome| matches!(outcome, Outcome::Failed(_))) {
+    let failed = match count(Outcome::is_failure) {
         0 => String::new(),
         n => format!(", {n} FAILED"),
     };

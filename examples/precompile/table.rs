@@ -9,17 +9,22 @@ const HEADINGS: [&str; 10] = ["kernel", "of", "arch", "VGPRs", "AGPRs", "SGPRs",
 /// Columns of text; numbers are set right.
 const LEFT: usize = 3;
 
-/// One line a kernel, failures with their messages below.
+/// One line a kernel, failures with their messages below; that there is no compiler is said once.
 pub fn draw(jobs: &[Job]) -> String {
     let mut rows = vec![HEADINGS.map(String::from)];
     let mut failures = String::new();
+    let mut uncompiled: Vec<&str> = vec![];
     for job in jobs {
         match &job.outcome {
             Outcome::Hit(resources) => rows.push(row(&job.spec, resources, "cached".to_string())),
             Outcome::Compiled { resources, seconds } => rows.push(row(&job.spec, resources, format!("{seconds:.2}"))),
             Outcome::Failed(error) => failures.push_str(&format!("FAILED {} for {}: {error}\n", job.spec.kernel, job.spec.arch)),
+            Outcome::NoCompiler(why) => uncompiled.push(why),
             Outcome::Open => {}
         }
+    }
+    if let Some(why) = uncompiled.first() {
+        failures.push_str(&format!("FAILED, not in the cache: {} of {} kernels: {why}\n", uncompiled.len(), jobs.len()));
     }
     let widths: Vec<_> = (0..HEADINGS.len()).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
     let line = |row: &[String; 10]| {

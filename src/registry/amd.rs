@@ -181,7 +181,7 @@ fn reason(p: &Problem, arch: &Arch, fit: &Fit, flags: &Flags, missing: &Missing)
         reason.push_str("; rows split over workgroups");
     }
     if flags.dual_group {
-        reason.push_str("; two tile groups, as the grid leaves CUs idle");
+        reason.push_str("; two tile groups, as no CU has a second workgroup");
     }
     if flags.direct_output {
         reason.push_str("; rows stored directly, no reducer");

@@ -110,6 +110,8 @@ pub struct Arch {
 
 /// The names [`Arch::from_name`] knows, for messages.
 const NAMES: &str = "cpu, cpu-ISA (amxbf16, avx512bf16, avx512, avx2, neon, portable), gfx942, gfx950, gfx1250, sm80, sm89, sm90";
+/// Which of them a GPU is.
+const GPUS: &str = "MI300: gfx942; MI350: gfx950; A100 and other compute capabilities 8.x: sm80; 8.9, Ada: sm89; H100, H200: sm90";
 
 impl Arch {
     /// Compute units every CPU is planned for, whatever its cores: plans, and with them the order partial results are merged in, never
@@ -159,7 +161,7 @@ impl Arch {
     /// The same processor with another number of CUs or SMs. At least 1.
     pub fn with_compute_units(self, compute_units: usize) -> Result<Self> {
         match (self.name, compute_units) {
-            (_, 0) => bail!("arch: {} needs at least 1 compute unit, got 0", self.name),
+            (_, 0) => bail!("arch: {} needs at least 1 CU or SM, got 0", self.name),
             (ArchName::Cpu(_), n) => {
                 bail!("arch: a CPU is always planned for {} compute units, got {n}", Self::CPU_COMPUTE_UNITS)
             }
@@ -181,14 +183,14 @@ impl Arch {
             "sm90" | "sm90a" => Self::sm90(),
             other => match CpuIsa::ALL.into_iter().find(|isa| other.strip_prefix("cpu-") == Some(isa.name())) {
                 Some(isa) => Self::cpu(isa),
-                None => bail!("arch: {name:?} is not one of {NAMES}"),
+                None => bail!("arch: {name:?} is not one of {NAMES} ({GPUS})"),
             },
         };
         for part in parts {
             match part.parse::<usize>() {
                 Ok(units) => arch = arch.with_compute_units(units)?,
                 Err(_) if arch.name.is_amd() && part.ends_with(['+', '-']) => {}
-                Err(_) => bail!("arch: {part:?} in {name:?} is not a number of compute units"),
+                Err(_) => bail!("arch: {part:?} in {name:?} is not a number of CUs or SMs"),
             }
         }
         Ok(arch)

@@ -68,7 +68,11 @@ impl CudaShape {
 impl CudaShape {
     fn in_words(&self) -> String {
         let Self { row_warps, groups, stages, chunk, .. } = self;
-        let warps = if *row_warps == 1 { format!("{groups} warps") } else { format!("{groups} groups of {row_warps} warps") };
+        let warps = match (row_warps, groups) {
+            (1, _) => format!("{groups} warps"),
+            (_, 1) => format!("1 group of {row_warps} warps"),
+            _ => format!("{groups} groups of {row_warps} warps"),
+        };
         format!("{warps} on {stages} stages of {chunk} tokens")
     }
 }
@@ -142,7 +146,10 @@ fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, String) {
     let sms = arch.compute_units;
     let fp8 = p.kv_dtype == KvDtype::Fp8;
     let (best, why) = match p.workgroups() {
-        blocks if blocks > sms => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, format!("two blocks a SM for {blocks} on {sms} SMs")),
+        blocks if blocks > sms => {
+            let turns = if blocks > sms.saturating_mul(2) { " in turns" } else { "" };
+            (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, format!("two blocks a SM for {blocks}{turns} on {sms} SMs"))
+        }
         _ if p.one_tile_tasks => ((4, 3, 32), format!("few warps for tasks of one tile, {} tokens", arch.name.tile_tokens())),
         _ => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, "one block a SM".to_string()),
     };
@@ -301,6 +308,7 @@ mod tests {
             assert!(reason(&p).contains("two blocks a SM for 264 on 132 SMs; 264 slots, a reducer of 1 warp a row"), "{}", reason(&p));
             assert_eq!(sm90(p), shape);
         }
+        assert!(reason(&Problem { capacity: 265, ..many(nhd()) }).contains("two blocks a SM for 265 in turns on 132 SMs; "));
         // FP8's second four warps would have nothing of a tile.
         let short = |p: Problem| Problem { one_tile_tasks: true, ..p };
         assert_eq!(sm90(short(fp8())), CudaShape::of(1, 4, 3, 32));

@@ -53,6 +53,8 @@ fn archs_by_name() {
 fn bad_arch_names_are_refused() {
     for (name, word) in [
         ("gfx906", "gfx906"),
+        ("sm86", "8.x: sm80"),
+        ("h100", "H100, H200: sm90"),
         ("", "gfx950"),
         ("gfx950:0", "at least 1"),
         ("gfx950:many", "many"),

@@ -14,6 +14,13 @@ pub fn chain(error: &anyhow::Error) -> String {
     texts.join(": ")
 }
 
+/// `error` by the command-line `option` that caused it, in place of the library's own name for it: `arch: ..` becomes `--arch: ..`.
+pub fn of_option(option: &str, error: impl Into<anyhow::Error>) -> anyhow::Error {
+    let text = chain(&error.into());
+    let rest = text.strip_prefix(option.trim_start_matches('-')).map_or(&*text, |rest| rest.trim_start_matches([':', ' ']));
+    anyhow::anyhow!("{option}: {rest}")
+}
+
 /// candle's error without its backtraces.
 fn plain(error: &Error) -> String {
     match error {
@@ -31,6 +38,13 @@ mod tests {
     use anyhow::Context;
 
     use super::*;
+
+    #[test]
+    fn options_are_named_once() {
+        let by_option = |text: &str| of_option("--arch", Error::Msg(text.into()).bt()).to_string();
+        assert_eq!(by_option("arch: \"sm86\" is none"), "--arch: \"sm86\" is none");
+        assert_eq!(by_option("no device"), "--arch: no device");
+    }
 
     #[test]
     fn causes_come_once_and_without_backtraces() {
