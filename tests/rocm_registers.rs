@@ -39,6 +39,9 @@ fn variants(base: &Problem) -> Vec<(&'static str, Problem)> {
     if base.query_len == 4 {
         variants.push(("direct, page 16", Problem { max_partitions: Some(1), page_size: 16, ..base.clone() }));
         variants.push(("f32 query, other layout", Problem { query_dtype: DType::F32, layout: other, ..all.clone() }));
+        // BF16_MTP_FUSED and FP8_MTP4_LEAN, which have registers to spare for none of these.
+        let forms = Problem { max_partitions: Some(1), query_dtype: DType::F32, layout: other, ragged: true, ..base.clone() };
+        variants.push(("direct, f32, ragged, other layout", forms));
         // Lanes of a 16 have different pages; an FP8 page has 16 tokens at least.
         if base.kv_dtype != KvDtype::Fp8 {
             variants.push(("all options, page 8", Problem { page_size: 8, ..all }));

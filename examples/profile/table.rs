@@ -34,7 +34,9 @@ pub fn side_by_side(profiles: &[Profile]) -> String {
     number(&mut rows, "barriers", &|p| p.tile.barriers);
     number(&mut rows, "s_waitcnt", &|p| p.tile.waits);
     for (name, pick) in [("waits that force", forced as fn(&Profile) -> &BTreeMap<Tag, f64>), ("waits that drain", drained)] {
-        for tag in keys(profiles.iter().map(pick)) {
+        // Those of K and V are there where they are 0, too.
+        let always = BTreeMap::from([(Tag::Key, 0.0), (Tag::Value, 0.0)]);
+        for tag in keys(profiles.iter().map(pick).chain([&always])) {
             number(&mut rows, &format!("{name} {}", tag_name(tag)), &|p| pick(p).get(&tag).copied().unwrap_or(0.0));
         }
     }

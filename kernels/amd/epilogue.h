@@ -76,7 +76,7 @@ PA_DEVICE void store_rows(const Call &call, const RowGroup<T> &group, const RowS
         const int row = m * 16 + lane() % 16;
         if (!group.has(row)) continue;
         const float sum = rows.sum[m];
-        const float inverse = sum == 0 ? 0 : 1 / sum;
+        const float inverse = sum == 0 ? 0 : reciprocal(sum);
         const long element = group.offset(row, call.args.out_row, call.args.out_head) + wave() * T::WAVE_DIMS + lane() / 16 * 4;
         PA_UNROLL for (int i = 0; i < T::DIM_TILES; i++) store_output<T>(call.args.out, element + i * 16, output[m].of[i] * inverse);
         if (thread() < 16) store_lse(call, group, row, sum == 0 ? -INFINITE : (rows.maximum[m] + log2(sum)) * 0.6931471805599453f);

@@ -82,6 +82,12 @@ PA_DEVICE u64 opaque(u64 x) {
     return x;
 }
 
+// An address that all lanes share, likewise: a lane's part stays apart from it, an offset of 32 bits.
+PA_DEVICE const u8 *opaque_scalar(const u8 *x) {
+    asm("" : "+s"(x));
+    return x;
+}
+
 // A value that no kernel writes while this one runs, by a scalar load.
 template <class V>
 PA_DEVICE V constant(const void *address) { return *(const __attribute__((address_space(4))) V *)(u64)address; }

@@ -27,13 +27,21 @@ struct Keys {
         const u32 own = lane() % 16;
         const u32 offset = (lane() / 16 * T::PAGE + pages.template own_place<16>(own)) * 16;
         const LanePart part(pages.key.base, used || T::PEELED ? offset : 0, T::PAGE >= 16);
-        PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-            const u32 token = pages.lds.wave * T::WAVE_TOKENS + sub * 16;
+        // As many 16s as have a page in common share a base.
+        constexpr int SHARED = T::PAGE >= T::WAVE_TOKENS ? T::SUBTILES : T::PAGE >= 16 ? T::PAGE / 16 : 1;
+        PA_UNROLL for (int first = 0; first < T::SUBTILES; first += SHARED) {
+            const u32 token = pages.lds.wave * T::WAVE_TOKENS + first * 16;
             const u8 *page = part.base + pages.template page<16>(pages.key, tile, token, own);
             page += pages.template shared_place<16>(tile, token) * 16;
+            const u8 *base[T::KEY_CHUNK];
             PA_UNROLL for (int step = 0; step < T::KEY_CHUNK; step++) {
-                unit[sub][step] = load<u32x4, T::STREAMS_KEYS>(page + (chunk * T::KEY_CHUNK + step) * 4 * T::PAGE * 16, part.offset);
+                base[step] = page + (chunk * T::KEY_CHUNK + step) * 4 * T::PAGE * 16;
+                if (T::SCALAR_BASES) base[step] = opaque_scalar(base[step]);
             }
+            PA_UNROLL for (int i = 0; i < SHARED; i++)
+                PA_UNROLL for (int step = 0; step < T::KEY_CHUNK; step++) {
+                    unit[first + i][step] = load<u32x4, T::STREAMS_KEYS>(base[step] + i * 256, part.offset);
+                }
         }
     }
 };
@@ -57,6 +65,7 @@ struct Values {
             const u32 shared = pages.template shared_place<T::STEP>(tile, token);
             const u8 *page = part.base + pages.template page<T::STEP>(pages.value, tile, token, own);
             page += shared * (shuffled ? T::HEAD_DIM * T::BYTES : T::BYTES);
+            if (T::SCALAR_BASES) page = opaque_scalar(page);
             PA_UNROLL for (int tile16 = 0; tile16 < T::DIM_TILES; tile16++) {
                 unit[step][tile16] = load<u32x4, T::STREAMS_VALUES>(page + tile16 * 16 * (shuffled ? 16 : T::PAGE * T::BYTES), part.offset);
             }

@@ -26,31 +26,15 @@ struct Pages {
     HeadCache key_scale{call.args.k_scale, call.args.k_scale_stride, task.rows.head, 4};
     HeadCache value_scale{call.args.v_scale, call.args.v_scale_stride, task.rows.head, 4};
 
-    // What a thread loads of a tile's table entries: all of them, or its own.
     static constexpr int HELD = T::PAGES_AHEAD ? Lds<T>::PAGES : 1;
-    struct Entries {
-        u32 of[HELD];
-    };
-    Entries held[2];
+    u32 held[2][HELD];
     int held_tile;  // that of held[0]
 
     PA_DEVICE Pages(const Call &call, const Task<T> &task, Lds<T> lds) : call(call), task(task), lds(lds) {}
 
-    // Entries of a tile that a wave keeps: past the context's last page, that one's. There are tokens.
-    PA_DEVICE Entries load_all(int tile) const {
-        const auto *table = (const __attribute__((address_space(4))) u32 *)task.table;
-        const u32 last = u32(task.context - 1) / T::PAGE;
-        Entries entries;
-        PA_UNROLL for (int i = 0; i < HELD; i++) {
-            const u32 page = u32(tile) * T::TOKENS / T::PAGE + i;
-            entries.of[i] = table[page < last ? page : last];
-        }
-        return entries;
-    }
-
     // The entry of the tile's page that this thread stages; 0 for pages that no row attends, which are not looked up.
-    PA_DEVICE Entries load_id(int tile) const {
-        if constexpr (T::PAGES_AHEAD) return load_all(tile);
+    PA_DEVICE u32 load_id(int tile) const {
+        if constexpr (T::PAGES_AHEAD) return load_any(tile);
         u32 entry = 0;
         if (thread() < Lds<T>::PAGES) {
             const u32 page = u32(tile) * T::TOKENS / T::PAGE + thread();
@@ -58,20 +42,29 @@ struct Pages {
             const bool attended = first < u32(task.context) && (!T::WINDOW || first + T::PAGE > u32(task.first_token));
             if (attended && page < call.max_pages) entry = load<u32>(task.table + page, 0);
         }
-        return {entry};
+        return entry;
     }
 
-    // Ids are clamped to the cache here, where their load may be waited for. Tiles come in order; the last but one is kept.
-    PA_DEVICE void stage_id(int tile, Entries entries) {
+    // The entry of the tile's page of this lane's number, without a branch: past the context's last page, that one's. There are tokens.
+    PA_DEVICE u32 load_any(int tile) const {
+        const u32 page = u32(tile) * T::TOKENS / T::PAGE + opaque_lane(thread()) % HELD, last = u32(task.context - 1) / T::PAGE;
+        return load<u32>(task.table, (page < last ? page : last) * 4);
+    }
+
+    // Ids are clamped to the cache here, where their load may be waited for. Tiles come in order; ids of the one before are kept.
+    PA_DEVICE void stage_id(int tile, u32 entry) {
         const u32 last = call.args.pages - 1;
+        entry = opaque_lane(entry);
+        entry = entry < last ? entry : last;
         if constexpr (T::PAGES_AHEAD) {
             held_tile = tile - 1;
-            held[0] = held[1];
-            PA_UNROLL for (int i = 0; i < HELD; i++) held[1].of[i] = entries.of[i] < last ? entries.of[i] : last;
-            return;
+            PA_UNROLL for (int i = 0; i < HELD; i++) {
+                held[0][i] = held[1][i];
+                held[1][i] = __builtin_amdgcn_readlane(entry, i);
+            }
+        } else if (thread() < Lds<T>::PAGES) {
+            lds.page_id(tile, thread()) = entry;
         }
-        const u32 entry = opaque_lane(entries.of[0]);
-        if (thread() < Lds<T>::PAGES) lds.page_id(tile, thread()) = entry < last ? entry : last;
     }
 
     // The id of a tile's page that is the same in all lanes.
@@ -79,7 +72,7 @@ struct Pages {
         if constexpr (!T::PAGES_AHEAD) return uniform(lds.page_id(tile, page));
         u32 id = 0;
         PA_UNROLL for (int i = 0; i < HELD; i++) {
-            const u32 one = tile == held_tile ? held[0].of[i] : held[1].of[i];
+            const u32 one = tile == held_tile ? held[0][i] : held[1][i];
             id = page == u32(i) ? one : id;
         }
         return id;

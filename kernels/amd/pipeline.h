@@ -25,10 +25,10 @@ struct Pipeline {
     Keys<T> keys;
     Values<T> values;
     Output<T> output[T::M_TILES] = {};
-    typename Pages<T>::Entries id;  // on its way to LDS or to those at hand: the next to be staged
+    u32 id;  // of a page, on its way to LDS or to those at hand: the next to be staged
 
     // Q and the page ids of the first tiles are staged, and K of the first is on its way.
-    PA_DEVICE Pipeline(const Pages<T> &pages, const Keys<T> &keys, typename Pages<T>::Entries id)
+    PA_DEVICE Pipeline(const Pages<T> &pages, const Keys<T> &keys, u32 id)
         : call(pages.call), task(pages.task), lds(pages.lds), pages(pages), rows(call, lds), keys(keys), id(id) {
         query.hold(lds);
     }
@@ -108,11 +108,6 @@ struct Pipeline {
             if (!T::KEYS_EARLY && end == T::M_TILES) load_late<LAST>(tile);
             PA_UNROLL for (int m = first; m < end; m++) add_values(tile, m, decay[m], value_scale, values_masked);
         }
-        if (!LAST && T::KEYS_LAST) {
-            pin();
-            keys.load_chunk(pages, tile + T::GROUPS, 0);
-            pin();
-        }
     }
 
     // Q K^T; K of the next tile is loaded into the registers as they are read.
@@ -128,7 +123,7 @@ struct Pipeline {
             pin();
             if (more) keys = next;
         }
-        if (!LAST && T::KEYS_EARLY && !T::TIGHT && !T::KEYS_LAST) keys.load_chunk(pages, tile + T::GROUPS, 0, tile + T::GROUPS < task.end_tile);
+        if (!LAST && T::KEYS_EARLY && !T::TIGHT) keys.load_chunk(pages, tile + T::GROUPS, 0, tile + T::GROUPS < task.end_tile);
         pin();
         return scores;
     }
@@ -192,7 +187,7 @@ PA_DEVICE void run_task(const Call &call, int slot, const WorkInfo &work, Lds<T>
     // Q that comes first has arrived with the page ids, and is staged while K is on its way.
     QueryRow<T> early(task.rows, thread() / 16);
     if constexpr (T::QUERY_EARLY) early.load(call);
-    typename Pages<T>::Entries ids[2] = {};
+    u32 ids[2] = {};
     if (!T::PAGES_AHEAD || some) {
         PA_UNROLL for (int i = 0; i < 2; i++) ids[i] = pages.load_id(task.first_tile + i * T::GROUPS);
     }

@@ -111,15 +111,17 @@ struct Traits {
     // and V is loaded once for all M-tiles), else 64 registers' worth at a time and the next 64 on their way. A group of two has half the
     // registers: less V at a time, or one step after the other, and the other group computes meanwhile.
     static constexpr bool VALUES_HELD = VALUE_REGISTERS <= (GROUPS == 1 ? 128 : 96) && VALUE_REGISTERS + ROW_REGISTERS <= 300;
-    static constexpr int TILE_REGISTERS = KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS;
-    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && TILE_REGISTERS <= (GROUPS == 1 ? 360 : 230);
-    static constexpr int KEY_CHUNK_REGISTERS = GROUPS == 2 && KEY_REGISTERS > 128 ? 32 : 64;
-    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : KEY_CHUNK_REGISTERS / KEY_STEP_REGISTERS;
+    static constexpr bool KEYS_HELD = KEY_REGISTERS <= 128 && KEY_REGISTERS + VALUE_REGISTERS + ROW_REGISTERS <= (GROUPS == 1 ? 360 : 200);
+    static constexpr int KEY_CHUNK = KEYS_HELD ? KEY_STEPS : 64 / GROUPS / KEY_STEP_REGISTERS;
     static constexpr int KEY_CHUNKS = KEY_STEPS / KEY_CHUNK;
     static constexpr bool CHUNKS_AHEAD = VALUE_STEP_REGISTERS <= 64 / GROUPS;
     static constexpr int VALUE_CHUNK = VALUES_HELD ? VALUE_STEPS : CHUNKS_AHEAD ? 64 / GROUPS / VALUE_STEP_REGISTERS : 1;
     static constexpr int VALUE_CHUNKS = VALUE_STEPS / VALUE_CHUNK;
     static_assert(KEY_STEPS % KEY_CHUNK == 0 && VALUE_STEPS % VALUE_CHUNK == 0);
+
+    // Addresses of K and V are bases in scalar registers and a lane's offset where vector registers are scarce.
+    static constexpr bool SCALAR_BASES = LEAN;
+    static_assert(!SCALAR_BASES || PAGE >= STEP);
 
     // Steps that one matrix instruction sums over: gfx950 has one of 128 FP8 products.
     static constexpr int MOST_WIDTH = PA_TEST_WIDE_MFMA && GFX950 && FP8 ? 2 : 1;
@@ -139,8 +141,7 @@ struct Traits {
     static constexpr bool ROW_SCALED = FP8 || (KV == Element::F16 && QUERY != Query::F16);
     // Q as operands stays in registers where few hold it.
     static constexpr int QUERY_REGISTERS = QUERY_PARTS * M_TILES * KEY_STEPS * 4;
-    static constexpr bool QUERY_HELD =
-        !QUERY_REREAD && QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24) && (GROUPS == 1 || (KEYS_HELD && TILE_REGISTERS <= 200));
+    static constexpr bool QUERY_HELD = !QUERY_REREAD && QUERY_REGISTERS <= (M_TILES == 1 ? 32 : 24);
 
     // The order of a tile's loads (pipeline.h). Page 16 and head_dim 256 have an order without their schedule, in which all of V and the next K
     // come after P; elsewhere, loads are always ahead.
@@ -160,9 +161,7 @@ struct Traits {
     // Of all M-tiles' scores, K, V and O only three fit the registers of two workgroups a CU: the second half of V takes those of K, and the
     // next K those of scores that have become P.
     static constexpr bool TIGHT = MTP_FUSED && M_TILES == 4;
-    // Of one of two groups only two do: the next K comes after P V.
-    static constexpr bool KEYS_LAST = GROUPS == 2 && KEYS_HELD && TILE_REGISTERS > 200;
-    static constexpr int VALUE_STEPS_EARLY = TIGHT || KEYS_LAST ? VALUE_CHUNK / 2 : CHUNKS_AHEAD ? VALUE_CHUNK : 0;
+    static constexpr int VALUE_STEPS_EARLY = TIGHT ? VALUE_CHUNK / 2 : CHUNKS_AHEAD ? VALUE_CHUNK : 0;
     static_assert(!TIGHT || (KEYS_HELD && VALUES_HELD));
     // The scale is part of exp2's multiply-add, and maxima are taken over dot products: only a positive scale and no cap allow it.
     static constexpr bool SCALE_IN_EXP2 = MTP_FUSED || LEAN;

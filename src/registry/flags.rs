@@ -199,8 +199,10 @@ impl Missing {
 
         let dual_arch = (gfx950.0 || gfx942 && head128.0, "gfx950, or gfx942 at head_dim 128");
         let dual_kv = (scalar_fp8 || bf16.0 || mxfp4.0, "scalar FP8, BF16 or MXFP4");
-        // Each wave of an MXFP4 tile holds all of O, and has half the registers.
-        let dual_head = (!mxfp4.0 || p.head_dim <= 256, "MXFP4 of head_dim up to 256");
+        // Half the registers hold no O of a larger MXFP4 tile (each wave has all of it), and of these others a part of K and V: what comes late
+        // is predicted to cost more than a second group gains.
+        let dual_fits = if mxfp4.0 { p.head_dim <= 256 } else { p.head_dim != if fp8.0 { 512 } else { 192 } };
+        let dual_head = (dual_fits, "MXFP4 of head_dim up to 256, BF16 of another than 192, FP8 of another than 512");
         let workgroups = p.workgroups().saturating_mul(fit.row_groups);
         let sparse = (workgroups <= arch.compute_units, "at most one workgroup a CU");
         // The lane-wise merge of the two groups holds one M-tile; with one query token more than 16 heads a KV head are rare.

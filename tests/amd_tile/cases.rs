@@ -440,8 +440,8 @@ fn a_steady_tile() {
                 let per_token = if scales == Scales::PerToken { 2 * 256 * 4 } else { 0 };
                 let scale_bytes = per_token * if tuned { 1 } else { 16 };
                 let cache = 2 * 256 * 128 * if kv_dtype == KvDtype::Fp8 { 1 } else { 2 };
-                // The lean tile's page ids are scalar loads.
-                let ids = if fused && kv_dtype == KvDtype::Fp8 { 0 } else { 2 * 4 };
+                // All lanes of the lean tile load page ids.
+                let ids = if fused && kv_dtype == KvDtype::Fp8 { 256 * 4 } else { 2 * 4 };
                 assert_eq!(bytes, cache + scale_bytes + ids, "{row}");
                 assert_eq!(more.scratch, 0, "{row}");
             }

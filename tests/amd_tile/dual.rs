@@ -63,7 +63,7 @@ fn bf16() {
     archs().iter().for_each(|arch| check_all(&shapes, arch));
     let shapes = [
         CaseSpec { head_dim: 64, page_size: 8, group: 3, ..base() },
-        CaseSpec { head_dim: 192, page_size: 1024, q_dtype: DType::F16, ..base() },
+        CaseSpec { head_dim: 1024, page_size: 1024, q_dtype: DType::F16, ..base() },
         CaseSpec { head_dim: 512, page_size: 32, group: 2, ..base() },
     ];
     check_all(&shapes, &Arch::gfx950());
@@ -137,7 +137,11 @@ fn registers_and_lds() {
     println!("| arch | KV | head_dim | page | q | layout | VGPRs | LDS bytes |");
     println!("|---|---|---|---|---|---|---|---|");
     for (arch, kv_dtype) in archs().into_iter().flat_map(|arch| [KvDtype::Bf16, KvDtype::Fp8].map(|kv| (arch.clone(), kv))) {
-        let dims: &[usize] = if arch.name == ArchName::Gfx942 { &[128] } else { &[64, 128, 192, 512, 1024] };
+        let dims: &[usize] = match (arch.name, kv_dtype) {
+            (ArchName::Gfx942, _) => &[128],
+            (_, KvDtype::Fp8) => &[64, 128, 192, 1024],
+            _ => &[64, 128, 512, 1024],
+        };
         for (&head_dim, page_size) in dims.iter().flat_map(|d| [16, 128].map(|p| (d, p))) {
             for (q_dtype, layout) in [(DType::BF16, CacheLayout::Shuffled), (DType::F32, CacheLayout::Vllm)] {
                 let spec = CaseSpec { kv_dtype, head_dim, page_size, q_dtype, layout, lens: vec![300], plan_free: true, ..base() };

@@ -229,7 +229,8 @@ fn k8_dual_group() {
         assert!(chosen.lds_bytes <= arch.lds_bytes);
     }
     let base = Problem { max_partitions: Some(1), ..bf16() };
-    check(flag, &Arch::gfx950(), &base, &[], &[HEAD_64, HEAD_192, HEAD_512]);
+    check(flag, &Arch::gfx950(), &base, &[HEAD_192], &[HEAD_64, HEAD_512]);
+    check(flag, &Arch::gfx950(), &Problem { max_partitions: Some(1), ..fp8() }, &[HEAD_512], &[HEAD_64, HEAD_192]);
     check(flag, &Arch::gfx942(304), &base, &[HEAD_64, HEAD_192, HEAD_512], &[]);
     absent(flag, &base, &[Arch::gfx1250()]);
 }
