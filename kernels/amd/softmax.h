@@ -162,18 +162,39 @@ PA_DEVICE void publish_maximum(const Scores<T> &scores, const RowStates<T> &rows
     if (lane() < 16) lds.maximum(m, lane(), lds.wave) = x;
 }
 
+// Scores become their distances from the reference: that of the largest is none.
+template <class T>
+PA_DEVICE void subtract_reference(Scores<T> &scores, float factor, float reference, int m) {
+    // The reference was rounded when it was multiplied, and so are scores.
+    _Pragma("clang fp contract(off)")
+    PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
+        const f32x4 scaled = scores.of[m][sub] * factor;
+        scores.of[m][sub] = scaled - reference;
+    }
+}
+
 // P of one M-tile goes to LDS, the row's maximum and sum move on; gives what O so far is to be multiplied by.
 // With per-token scales P takes on V's, which are parts of the tile's largest.
 template <class T>
-PA_DEVICE float publish_p(const Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, const Lds<T> &lds, int m) {
+PA_DEVICE float publish_p(Scores<T> &scores, RowStates<T> &rows, const TokenScales<T> &scales, const Lds<T> &lds, int m) {
     const float maximum = max(rows.maximum[m], largest(lds.maxima(m, lane() % 16)));
     // A row that has attended nothing yet has P = exp2(-inf - 0).
     const float reference = maximum == -INFINITE ? 0 : maximum;
     const float decay = exp2(rows.maximum[m] - reference);
-    const float shift = T::P_EXPONENT - reference;
+    float factor = rows.factor[m], shift = T::P_SHIFT - reference;
+    // A large reference rounds the shift: up, it would take P past the largest FNUZ (P_SHIFT of OCP does not round up).
+    if constexpr (T::FP8 && !T::GFX950) shift = shift + reference > T::P_SHIFT ? -reference : shift;
+    if constexpr (T::SCALE_IN_EXP2) {
+        // By how much a large reference was rounded would be a factor of P, past what P can hold.
+        if (__builtin_amdgcn_ballot_w64(__builtin_fabsf(reference) > 0x1p12f)) {
+            subtract_reference(scores, factor, reference, m);
+            factor = 1;
+            shift = T::P_SHIFT;
+        }
+    }
     f32x4 total = 0;
     PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
-        f32x4 p = T::SCALE_IN_EXP2 ? __builtin_elementwise_fma(scores.of[m][sub], f32x4(rows.factor[m]), f32x4(shift)) : scores.of[m][sub] + shift;
+        f32x4 p = T::SCALE_IN_EXP2 ? __builtin_elementwise_fma(scores.of[m][sub], f32x4(factor), f32x4(shift)) : scores.of[m][sub] + shift;
         PA_UNROLL for (int i = 0; i < 4; i++) p[i] = exp2(p[i]);
         total += p;
         const int token = lds.wave * T::WAVE_TOKENS + sub * 16 + lane() / 16 * 4;

@@ -169,6 +169,8 @@ struct Traits {
 
     // FP8 P is p times this power of two, so that 1 is near the top of the format.
     static constexpr int P_EXPONENT = FP8 ? (GFX950 ? 8 : 7) : 0;
+    // What that is in exp2's argument. Not half of a large score's last place, where rounding could make 16 of it.
+    static constexpr float P_SHIFT = P_EXPONENT == 8 ? 0x1.fffffep2f : P_EXPONENT;
 
     // Off only to show that the tests of poisoned caches can fail.
 #if defined(PA_TEST_NO_V_MASK)

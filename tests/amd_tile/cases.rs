@@ -1,6 +1,6 @@
 //! Calls against the float64 answer.
 
-use candle::DType;
+use candle::{DType, Device, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
 use cdna_sim::{Class, CodeObject, Counters};
@@ -251,6 +251,30 @@ fn lean_fp8_verify() {
     }
     let check = |(i, s): (usize, &CaseSpec)| check_fp8(CaseSpec { seed: i as u64, ..s.clone() }, &Arch::gfx950(), s.q_factor == 1.0);
     println!("worst relative L2 {:.2e} against the model", specs.iter().enumerate().map(check).fold(0.0, f64::max));
+}
+
+/// Scores so large that F32 keeps no fractions of them: a row is all one token's, whatever the maximum was rounded by.
+#[test]
+fn scores_past_the_fractions_of_f32() {
+    require_clang!();
+    let long = |spec| CaseSpec { group: 16, page_size: 128, lens: vec![600, 256, 4], ..spec };
+    for arch in archs() {
+        for (seed, scale) in [1e5, 1e6, 1e7, 1e8, 1e9, 1e20].into_iter().enumerate() {
+            let with = |query, spec| CaseSpec { seed: seed as u64, softmax_scale: Some(scale), query_lens: vec![query], ..long(spec) };
+            for query in [1, 4] {
+                check_fp8(CaseSpec { scales: Scales::PerToken, ..with(query, fp8()) }, &arch, false);
+                check_fp8(with(query, fp8()), &arch, false);
+                check(with(query, base()), &arch);
+            }
+        }
+    }
+    // One huge element of Q does the same.
+    let mut case = long(CaseSpec { query_lens: vec![4], ..base() }).build().unwrap();
+    let huge = Tensor::full(1e30f32, (12, 16, 1), &Device::Cpu).unwrap().to_dtype(DType::BF16).unwrap();
+    case.q = Tensor::cat(&[&huge, &case.q.narrow(2, 1, 127).unwrap()], 2).unwrap();
+    let expected = case.expected().unwrap();
+    let outcome = TileCall::new(case, Arch::gfx950()).unwrap().run().unwrap();
+    expected.compare(&outcome.out, Some(&outcome.lse), 8e-3, 1e-3).unwrap();
 }
 
 /// Byte offsets past 2^32, page ids past 65,535.
