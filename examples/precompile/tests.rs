@@ -155,3 +155,15 @@ fn append_on(device: &RocmDevice) {
     .apply(&q, &k, &v)
     .unwrap();
 }
+
+#[test]
+fn a_missing_compiler_is_said_once() {
+    let mut kernels = Kernels::default();
+    kernels.add(&Shape::default(), &[Arch::gfx950()]).unwrap();
+    let mut jobs: Vec<_> = kernels.specializations.into_iter().map(Job::new).collect();
+    assert!(jobs.len() > 1);
+    jobs.iter_mut().for_each(|job| job.outcome = Outcome::NoCompiler("there is no clang".into()));
+    let text = table::draw(&jobs);
+    assert_eq!(text.matches("there is no clang").count(), 1, "{text}");
+    assert!(text.contains(&format!("{0} of {0} kernels", jobs.len())), "{text}");
+}
