@@ -277,14 +277,14 @@ impl TileCall {
                         .map(|slot| (slot as usize * grid_y + if spec.per_head { 0 } else { kv }) * rows + row)
                         .collect();
                     let mut max = parts.iter().map(|&at| f64::from(statistics[at * 2])).fold(f64::NEG_INFINITY, f64::max);
-                    let attended = max > f64::NEG_INFINITY;
+                    let attended = parts.iter().any(|&at| statistics[at * 2] != f32::NEG_INFINITY);
                     let sink = sinks.as_ref().filter(|_| attended).map(|s| s[head] * std::f64::consts::LOG2_E);
                     max = max.max(sink.unwrap_or(max));
                     let mut sum = sink.map_or(0.0, |s| (s - max).exp2());
                     let mut total = vec![0.0; d];
                     for &at in &parts {
                         let (m, l) = (f64::from(statistics[at * 2]), f64::from(statistics[at * 2 + 1]));
-                        assert!(m > f64::NEG_INFINITY || (l == 0.0 && partial[at * d..][..d].iter().all(|&x| x == 0.0)));
+                        assert!(m != f64::NEG_INFINITY || (l == 0.0 && partial[at * d..][..d].iter().all(|&x| x == 0.0)));
                         let weight = if m == f64::NEG_INFINITY { 0.0 } else { (m - max).exp2() };
                         sum += weight * l;
                         total.iter_mut().zip(&partial[at * d..]).for_each(|(t, &x)| *t += weight * f64::from(x));
