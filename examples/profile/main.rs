@@ -5,6 +5,7 @@
 //! cargo run --release --features rocm --example profile -- --kv fp8 --page-size 16 --max-partitions 1 --context 30000
 //! cargo run --release --features rocm --example profile -- --table minimax20
 //! cargo run --release --features rocm --example profile -- --variants
+//! cargo run --release --features rocm --example profile -- --tiles
 //! cargo run --release --features rocm --example profile -- --constants
 //! ```
 //!
@@ -19,6 +20,7 @@ mod shape;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tiles;
 mod variants;
 
 use std::io::{ErrorKind, Write};
@@ -53,6 +55,9 @@ struct Args {
     /// A line for each schedule of the tile: what it executes without it and with it
     #[arg(long)]
     variants: bool,
+    /// Tables of what a steady tile of common shapes executes: generic, selected, whole binaries
+    #[arg(long)]
+    tiles: bool,
     /// Prints the constants of the prediction with their sources
     #[arg(long)]
     constants: bool,
@@ -79,6 +84,9 @@ fn run(args: &Args) -> Result<()> {
     if args.variants {
         let measured = VARIANTS.iter().map(|variant| variant.measure(&arch)).collect::<Result<Vec<_>>>()?;
         return print(&table::variants(&measured));
+    }
+    if args.tiles {
+        return print(&table::tiles(&tiles::measure(&arch)?));
     }
     if let Some(family) = &args.table {
         let (lines, notes) = lines(family, &arch)?;

@@ -8,6 +8,7 @@ use cdna_profile::predict::BoundTimes;
 use cdna_profile::{Bound, Counts, Tag};
 
 use crate::measure::{Cost, Profile, Span};
+use crate::tiles::Tile;
 use crate::variants::{Measured, drains};
 
 /// One line of a table: a name, and a cell for each profile.
@@ -143,6 +144,50 @@ pub fn variants(measured: &[Measured]) -> String {
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     }
     text
+}
+
+/// Tiles of common shapes, in Markdown: docs/kernels.md shows these tables. Steady tiles, generic and selected, then whole binaries.
+pub fn tiles(tiles: &[Tile]) -> String {
+    let steady = |pick: fn(&Tile) -> &Profile| {
+        let mut text = "| | VALU | conversions | MFMA | LDS (conflict cycles) | barriers | SALU | drains of K, V | registers | LDS bytes | workgroups a CU | predicted us, one workgroup |\n".to_string();
+        text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+        tiles.iter().for_each(|tile| text.push_str(&steady_line(tile.name, pick(tile))));
+        text
+    };
+    let mut whole = "| | VALU | conversions | MFMA | LDS | barriers | registers | LDS bytes | selected: the same |\n".to_string();
+    whole.push_str("|---|---|---|---|---|---|---|---|---|\n");
+    for tile in tiles {
+        let [generic, selected] = [&tile.generic, &tile.selected].map(whole_binary);
+        let _ = writeln!(whole, "| {} | {} | {} |", tile.name, generic.join(" | "), selected.join(", "));
+    }
+    format!("Generic, a steady tile:\n\n{}\nSelected:\n\n{}\nWhole binaries:\n\n{whole}", steady(|t| &t.generic), steady(|t| &t.selected))
+}
+
+fn steady_line(name: &str, profile: &Profile) -> String {
+    let Profile { tile, binary, .. } = profile;
+    let mfma: Vec<String> = tile.mfma.iter().map(|(shape, &n)| format!("{} x {shape}", decimal(n))).collect();
+    let drained = [Tag::Key, Tag::Value].map(|tag| decimal(tile.drained.get(&tag).copied().unwrap_or(0.0)));
+    let cells = [
+        name.to_string(),
+        decimal(tile.valu),
+        decimal(tile.conversions),
+        mfma.join(", "),
+        format!("{} ({})", decimal(tile.lds), decimal(tile.lds_conflicts)),
+        decimal(tile.barriers),
+        decimal(tile.salu + tile.branches),
+        drained.join(", "),
+        format!("{} ({})", binary.registers, binary.agprs),
+        profile.lds_bytes.to_string(),
+        profile.resident.to_string(),
+        format!("{:.2}", profile.predicted_tile_us),
+    ];
+    format!("| {} |\n", cells.join(" | "))
+}
+
+fn whole_binary(profile: &Profile) -> [String; 7] {
+    let binary = &profile.binary;
+    let mfma = binary.mfma.values().sum();
+    [binary.valu, binary.conversions, mfma, binary.lds, binary.barriers, binary.registers, profile.lds_bytes].map(|n| n.to_string())
 }
 
 /// The model's constants, in Markdown: docs/kernels.md holds this text.

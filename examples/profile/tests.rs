@@ -11,9 +11,9 @@ use cdna_profile::{Machine, Tag, time};
 use cdna_sim::Trace;
 
 use crate::call::Kernel;
-use crate::measure::with_flags;
+use crate::measure::{Profile, with_flags};
 use crate::variants::VARIANTS;
-use crate::{named, parse, profiles, table};
+use crate::{lines, named, parse, profiles, table, tiles};
 
 pub fn clang() -> bool {
     let named = std::env::var("CANDLE_PAGED_ATTN_CLANG").ok();
@@ -60,6 +60,38 @@ fn every_constant_has_a_source() {
     assert!(include_str!("../../docs/kernels.md").contains(&text), "docs/kernels.md: its table of constants against `profile --constants`");
 }
 
+/// The page's tables of tiles are those that `profile --tiles` prints, but for what a release of clang may change.
+#[test]
+fn the_page_shows_the_tiles_that_are_measured() {
+    if !clang() {
+        println!("SKIPPED: no clang of version 20 or newer");
+        return;
+    }
+    let page = include_str!("../../docs/kernels.md");
+    let mut stale = vec![];
+    for tile in tiles::measure(&Arch::gfx950()).unwrap() {
+        let start = format!("| {} | ", tile.name);
+        let rows: Vec<Vec<&str>> =
+            page.lines().filter(|line| line.starts_with(&start)).map(|line| line.split('|').map(str::trim).collect()).collect();
+        let [generic, selected, whole] = rows.as_slice() else { panic!("docs/kernels.md: {} rows of {}", rows.len(), tile.name) };
+        let number = |row: &[&str], cell: usize| row[cell].split([' ', ',']).next().unwrap().parse::<f64>().unwrap();
+        let mut check = |what: &str, shown: f64, measured: f64, most: f64| {
+            if (shown - measured).abs() > most {
+                stale.push(format!("{}, {what}: {shown}, measured {measured}", tile.name));
+            }
+        };
+        for (row, profile, what) in [(generic, &tile.generic, "generic"), (selected, &tile.selected, "selected")] {
+            check(&format!("VALU, {what}"), number(row, 2), profile.tile.valu, 0.01 * profile.tile.valu);
+            check(&format!("barriers, {what}"), number(row, 6), profile.tile.barriers, 0.0);
+            check(&format!("registers, {what}"), number(row, 9), profile.binary.registers as f64, 4.0);
+            check(&format!("us, {what}"), number(row, 12), profile.predicted_tile_us, 0.02 * profile.predicted_tile_us);
+        }
+        check("VALU, binary", number(whole, 2), tile.generic.binary.valu as f64, 0.01 * tile.generic.binary.valu as f64);
+        check("VALU, selected binary", number(whole, 9), tile.selected.binary.valu as f64, 0.01 * tile.selected.binary.valu as f64);
+    }
+    assert!(stale.is_empty(), "docs/kernels.md against `profile --tiles`: {stale:#?}");
+}
+
 /// Each schedule has less of what it is for, and what the registry selects for the shape is predicted faster than the generic tile.
 #[test]
 fn variants_are_predicted_faster_where_they_are_selected() {
@@ -88,6 +120,25 @@ fn variants_are_predicted_faster_where_they_are_selected() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Each workload of minimax20 is predicted faster with the tile that the registry selects.
+#[test]
+fn selected_tiles_are_predicted_faster_on_minimax20() {
+    if !clang() {
+        println!("SKIPPED: no clang of version 20 or newer");
+        return;
+    }
+    let (lines, notes) = lines("minimax20", &Arch::gfx950()).unwrap();
+    assert_eq!((lines.len(), notes), (20, vec![]));
+    let us = |profile: &Profile| profile.predicted_call.as_ref().unwrap().us;
+    let slower: Vec<String> = lines
+        .iter()
+        .map(|line| (&line.name, us(&line.generic), us(line.selected.as_ref().unwrap_or(&line.generic))))
+        .filter(|(_, generic, selected)| selected >= generic)
+        .map(|(name, generic, selected)| format!("{name}: {generic:.2} -> {selected:.2}"))
+        .collect();
+    assert!(slower.is_empty(), "{slower:#?}");
 }
 
 type Names = &'static [&'static str];
