@@ -244,15 +244,17 @@ impl Shape {
         [false, true].into_iter().take(if self.even { 1 } else { 2 })
     }
 
-    /// The calls whose kernels may differ: each query length, even and ragged, split over workgroups and not, one sequence and many.
+    /// The calls whose kernels may differ: each query length, even and ragged, split over workgroups and not (then with sinks, too, which the
+    /// reducer adds), one sequence and many.
     fn problems(&self, kv: KvArg, arch: &Arch) -> Result<Vec<Problem>> {
         let mut problems = vec![];
         for (ragged, query_len) in self.raggedness().flat_map(|ragged| self.longest(ragged).into_iter().map(move |len| (ragged, len))) {
-            for (max_partitions, batch) in [None, Some(1)].into_iter().flat_map(|most| [1, self.max_batch].map(|batch| (most, batch))) {
+            let splits = [(None, false), (Some(1), false), (Some(1), true)];
+            for ((max_partitions, sinks), batch) in splits.into_iter().flat_map(|split| [1, self.max_batch].map(|batch| (split, batch))) {
                 let (context_lens, query_lens) = (vec![1; batch * self.rows_a_sequence()], [query_len]);
                 let heads = self.kv_heads / self.rows_a_sequence();
                 let request = PlanRequest { max_partitions, ..PlanRequest::new(&context_lens, &query_lens, heads) };
-                problems.push(Problem {
+                let problem = Problem {
                     batch,
                     q_heads: self.q_heads,
                     kv_heads: self.kv_heads,
@@ -267,10 +269,12 @@ impl Shape {
                     ragged,
                     windowed: self.window,
                     softcap: self.softcap,
+                    sinks,
                     max_partitions,
                     capacity: capacity(&request, arch)?,
                     ..Problem::default()
-                });
+                };
+                problems.extend(table_widths(kv).into_iter().map(|max_pages| Problem { max_pages, ..problem.clone() }));
             }
         }
         Ok(problems)
@@ -299,6 +303,15 @@ impl Shape {
             (_, ScalesArg::Scalar) => ScaleMode::Scalar,
             (_, ScalesArg::PerToken) => ScaleMode::PerToken,
         }
+    }
+}
+
+/// Widths of block tables between which kernels differ: of MXFP4 caches, whose tiles keep page ids in LDS while they fit, every 4 KiB of ids up to
+/// what no workgroup has.
+fn table_widths(kv: KvArg) -> Vec<usize> {
+    match kv {
+        KvArg::Mxfp4 => (0..=40).map(|step| 1 + step * 1024).collect(),
+        _ => vec![Problem::default().max_pages],
     }
 }
 
@@ -364,7 +377,8 @@ mod tests {
         names.retain(|name| !name.ends_with("_ragged"));
         let wanted = [
             "pa_bf16_d128_p128_m1_nt",
-            "pa_bf16_d128_p128_m1_nt_direct",
+            "pa_bf16_d128_p128_m1_nt_direct_dual",
+            "pa_bf16_d128_p128_m1_nt_dual",
             "pa_bf16_d128_p128_m4_mtp_fused",
             "pa_bf16_d128_p128_m4_mtp_fused_direct",
             "pa_write_bf16_d128_p128_bf16_shuffled",
@@ -384,6 +398,20 @@ mod tests {
             [count("pa_bf16_d128_p128_m1_nt"), count("pa_bf16_d128_p128_m3_mtp_fused"), count("pa_bf16_d128_p128_m4_mtp_fused_direct")],
             [2, 1, 2]
         );
+    }
+
+    #[test]
+    fn tables_of_every_width_have_their_mxfp4_tiles() {
+        let shape = Shape { kv: vec![KvArg::Mxfp4], even: true, max_batch: 1, page_size: 16, ..Shape::default() };
+        let mut kernels = Kernels::default();
+        kernels.add(&shape, &[Arch::gfx950()]).unwrap();
+        let is = |spec: &Specialization, name: &str| spec.defines.iter().any(|(define, value)| define == name && value == "1");
+        for (dual, staged) in [(true, true), (false, true), (false, false)] {
+            let there = |spec: &&Specialization| {
+                is(spec, "PA_DIRECT_OUTPUT") && is(spec, "PA_DUAL_GROUP") == dual && is(spec, "PA_MXFP4_STAGED_PAGES") == staged
+            };
+            assert_eq!(kernels.specializations.iter().filter(there).count(), 1, "two groups: {dual}, ids staged: {staged}");
+        }
     }
 
     #[test]

@@ -182,8 +182,8 @@ PA_DEVICE float publish_p(Scores<T> &scores, RowStates<T> &rows, const TokenScal
     const float reference = maximum == -INFINITE ? 0 : maximum;
     const float decay = exp2(rows.maximum[m] - reference);
     float factor = rows.factor[m], shift = T::P_SHIFT - reference;
-    // A large reference rounds the shift: up, it would take P past the largest FNUZ (P_SHIFT of OCP does not round up).
-    if constexpr (T::FP8 && !T::GFX950) shift = shift + reference > T::P_SHIFT ? -reference : shift;
+    // A large reference rounds the shift: up by one or more, it would take P past the largest FNUZ (P_SHIFT of OCP does not round up so far).
+    if constexpr (T::FP8 && !T::GFX950) shift = shift + reference > T::P_SHIFT + 0.5f ? -reference : shift;
     if constexpr (T::SCALE_IN_EXP2) {
         // By how much a large reference was rounded would be a factor of P, past what P can hold.
         if (__builtin_amdgcn_ballot_w64(__builtin_fabsf(reference) > 0x1p12f)) {
