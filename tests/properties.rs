@@ -4,6 +4,7 @@ use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use proptest::prelude::*;
 use testkit::cases::{CaseSpec, Poison, Scales};
+use testkit::random::{BatchSizes, batches};
 
 /// Cases a run draws: 640 (CI's bar is 500), or as PROPTEST_CASES says.
 fn cases() -> u32 {
@@ -37,22 +38,10 @@ fn geometry() -> impl Strategy<Value = (CacheLayout, KvDtype, Scales, usize, usi
     )
 }
 
-/// Context lengths: empty, negative, short, and past a few tiles.
-fn length() -> impl Strategy<Value = i64> {
-    prop_oneof![1 => Just(0i64), 1 => Just(-1), 3 => 1i64..20, 4 => 1i64..400, 2 => 240i64..270, 1 => 400i64..1500]
-}
-
-fn batch() -> impl Strategy<Value = (Vec<i64>, Vec<usize>)> {
-    prop_oneof![
-        3 => (prop::collection::vec(length(), 0..6), 1usize..=16).prop_map(|(lens, q)| (lens, vec![q])),
-        2 => prop::collection::vec((length(), prop_oneof![4 => 0usize..6, 1 => 20usize..70]), 2..5).prop_map(|pairs| pairs.into_iter().unzip()),
-    ]
-}
-
 prop_compose! {
     fn spec()(
         (layout, kv_dtype, scales, head_dim, page_size) in geometry(),
-        (lens, query_lens) in batch(),
+        (lens, query_lens) in batches(BatchSizes { edges: 240..270, even: (0..6, 1..=16), ragged: (2..5, 20..70) }),
         (kv_heads, group) in (1usize..=3, prop_oneof![3 => 1usize..=8, 1 => Just(16usize), 1 => 17usize..=20]),
         q_dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
         (per_head, sinks, plan_free, page_strided, q_strided, signed_tables) in any::<(bool, bool, bool, bool, bool, bool)>(),

@@ -13,7 +13,7 @@ use crate::op::PagedDecode;
 use crate::op::call::Call;
 use crate::op::decide::{HostTables, Prepared, check_covers, check_tables, longest, problem};
 use crate::op::shapes::Shapes;
-use crate::options::{DecodeOptions, PlanChoice};
+use crate::options::PlanChoice;
 use crate::plan::{HostPlan, PLANNER_THREADS};
 use crate::registry::{self, Problem, Selection};
 
@@ -68,7 +68,7 @@ pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, str
     if options.validate && !is_capturing(stream)? {
         validate(op, call, gpu, &shapes, query_len)?;
     }
-    let shape = plan_shape(&shapes, options, query_len);
+    let shape = PlanShape::of(&shapes, options, query_len);
     let plan = match &options.plan {
         PlanChoice::Given(plan) => {
             if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
@@ -172,20 +172,6 @@ impl Plan {
 /// Tiles that a row of the block table has room for.
 pub(super) fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
     shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
-}
-
-pub(super) fn plan_shape<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>, query_len: usize) -> PlanShape {
-    PlanShape {
-        batch: shapes.batch,
-        q_heads: shapes.q_heads,
-        kv_heads: shapes.dims.kv_heads,
-        per_head_tables: shapes.per_head,
-        query_len,
-        ragged: options.query_start.is_some(),
-        window: options.window,
-        max_partitions: options.max_partitions,
-        workgroup_budget: options.workgroup_budget,
-    }
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.

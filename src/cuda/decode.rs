@@ -6,7 +6,7 @@ use candle::cuda_backend::cudarc::driver::{CudaStream, sys};
 use candle::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host, plan_shape, table_tiles};
+use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host, table_tiles};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, cuda_storage, meta, write_address};
@@ -18,7 +18,7 @@ use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
 use crate::gpu::args::{CudaTileArgs, Paged, PlanArgs, ReduceArgs};
 use crate::gpu::launch::{self, LaunchShape};
-use crate::gpu::plan_shape::clamp;
+use crate::gpu::plan_shape::{PlanShape, clamp};
 use crate::op::call::Meta;
 use crate::op::locks::Locks;
 use crate::op::{CallSummary, PagedDecode};
@@ -371,7 +371,7 @@ impl Checked<'_> {
     fn launch_planner(&self, [context_lens, query_start]: [u64; 2], [work, reduce]: [u64; 2]) -> Result<()> {
         let Decided { shapes, query_len, .. } = &self.decided;
         let (options, plan_rows) = (&self.op.options, self.decided.plan_rows());
-        let shape = plan_shape(shapes, options, *query_len);
+        let shape = PlanShape::of(shapes, options, *query_len);
         let args = PlanArgs {
             context_lens,
             query_start,

@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use candle::{DType, Layout, Result};
 use rayon::prelude::*;
 
-use super::decided::{Decided, Plan, default_plan, plan_shape};
+use super::decided::{Decided, Plan, default_plan};
 use super::device::Gpu;
 use super::specialize::{ReducerCut, WriteKey};
 use super::write::scale_mode;
 use crate::cache::{CacheDims, CacheLayout, ExpectedCalls, KvDtype, LayerCache, LayerForm};
+use crate::gpu::plan_shape::PlanShape;
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
@@ -99,7 +100,7 @@ impl Needed {
         };
         let shapes = Shapes::new(&call)?;
         // With one tile of context or less a call plans nothing.
-        for plan in [default_plan(&shapes, &plan_shape(&shapes, &call.options, query_len), gpu)?, Plan::Free] {
+        for plan in [default_plan(&shapes, &PlanShape::of(&shapes, &call.options, query_len), gpu)?, Plan::Free] {
             let decided = Decided::new(shapes.clone(), query_len, plan, &call, gpu)?;
             if decided.is_split() {
                 self.reducers.insert(decided.reducer_cut(gpu));

@@ -7,3 +7,5 @@ pub(crate) mod launch;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod plan_shape;
 pub(crate) mod specialize;
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+pub(crate) mod strides;

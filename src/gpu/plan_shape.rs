@@ -3,6 +3,8 @@
 use candle::{Result, bail};
 
 use crate::op::decide::row_blocks;
+use crate::op::shapes::Shapes;
+use crate::options::DecodeOptions;
 use crate::plan::{PlanRequest, capacity};
 use crate::registry::Arch;
 
@@ -30,6 +32,21 @@ pub struct PlanShape {
 }
 
 impl PlanShape {
+    /// Of a call whose longest sequence has `query_len` new tokens.
+    pub(crate) fn of<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>, query_len: usize) -> Self {
+        Self {
+            batch: shapes.batch,
+            q_heads: shapes.q_heads,
+            kv_heads: shapes.dims.kv_heads,
+            per_head_tables: shapes.per_head,
+            query_len,
+            ragged: options.query_start.is_some(),
+            window: options.window,
+            max_partitions: options.max_partitions,
+            workgroup_budget: options.workgroup_budget,
+        }
+    }
+
     /// Plan rows: sequences, or (sequence, KV head) pairs with per-head tables.
     pub fn rows(&self) -> usize {
         self.batch.saturating_mul(self.heads_per_row())

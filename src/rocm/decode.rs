@@ -183,7 +183,7 @@ impl Decode {
         if options.validate && !device.is_capturing() {
             validate(tensors, options, &call, &shapes, query_len, device.arch())?;
         }
-        let plan_shape = plan_shape(&shapes, options, query_len);
+        let plan_shape = PlanShape::of(&shapes, options, query_len);
         let plan = match &options.plan {
             PlanChoice::Given(plan) => {
                 check_plan(plan, &plan_shape, device)?;
@@ -370,20 +370,6 @@ fn query_len(shapes: &Shapes, options: &RocmOptions) -> Result<usize> {
         (Some(_), None) => Ok(shapes.rows),
         (Some(_), Some(0)) if shapes.rows > 0 => bail!("max_query_len: 0, but q has {} rows", shapes.rows),
         (Some(_), Some(most)) => Ok(most.min(shapes.rows)),
-    }
-}
-
-fn plan_shape(shapes: &Shapes, options: &RocmOptions, query_len: usize) -> PlanShape {
-    PlanShape {
-        batch: shapes.batch,
-        q_heads: shapes.q_heads,
-        kv_heads: shapes.dims.kv_heads,
-        per_head_tables: shapes.per_head,
-        query_len,
-        ragged: options.query_start.is_some(),
-        window: options.window,
-        max_partitions: options.max_partitions,
-        workgroup_budget: options.workgroup_budget,
     }
 }
 

@@ -7,7 +7,7 @@ use candle_paged_attn::cache::{
 use candle_paged_attn::cuda;
 use candle_paged_attn::registry::preferred_layout;
 use candle_paged_attn::{KvScale, cache::Quantization};
-use testkit::step::{DIMS, config};
+use testkit::step::{DIMS, check_page_copies, config};
 
 use crate::support::*;
 
@@ -117,21 +117,9 @@ fn views_of_one_tensor() -> Result<()> {
 #[test]
 fn pages_are_copied_in_order_in_every_layer() -> Result<()> {
     let Some(device) = gpu("pages_are_copied_in_order_in_every_layer") else { return Ok(()) };
-    let cpu = &Device::Cpu;
     for (dtype, quantization, layout) in caches() {
         let cache = PagedKvCache::new(config(dtype, quantization, Some(layout)), &*device)?;
-        let k = Tensor::randn(0f32, 1., (16, 2, 64), cpu)?.to_device(&device)?;
-        for layer in 0..2 {
-            cache.write(layer, &k, &k, &Tensor::arange(32i64, 48, cpu)?)?;
-        }
-        cache.copy_pages(&[(2, 5), (5, 9), (5, 5)])?;
-        for layer in 0..2 {
-            let want = cache.gather(layer, &[2], 16)?;
-            let got = cache.gather(layer, &[9], 16)?;
-            assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
-            assert!(bits(&want.0).iter().any(|v| *v != 0));
-        }
-        refuses(cache.copy_pages(&[(0, 1), (12, 0)]), &["(12, 0) at index 1"]);
+        check_page_copies(&cache, &device)?;
     }
     Ok(())
 }

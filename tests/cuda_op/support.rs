@@ -7,10 +7,10 @@ use candle::cuda_backend::CudaStorageSlice as Slice;
 use candle::cuda_backend::cudarc::driver::CudaGraph;
 use candle::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use candle::{CudaStorage, DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{CacheConfig, CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, paged_decode_with_lse};
-use testkit::cases::{Case, CaseSpec, Scales};
-use testkit::reference::floats;
+use testkit::cases::{Case, CaseSpec};
+pub use testkit::reference::bits;
 
 pub use crate::specs::{forms, spec};
 
@@ -182,11 +182,6 @@ pub fn check(device: &Device, spec: &CaseSpec) -> f64 {
     worst
 }
 
-/// Every value's bits.
-pub fn bits(tensor: &Tensor) -> Vec<u64> {
-    floats(tensor).unwrap().into_iter().map(f64::to_bits).collect()
-}
-
 /// Every form of a cache, in every layout that it comes in.
 pub fn caches() -> Vec<(KvDtype, Quantization, CacheLayout)> {
     let kinds = [
@@ -204,20 +199,9 @@ pub fn caches() -> Vec<(KvDtype, Quantization, CacheLayout)> {
 
 /// Output of `AppendAndAttend` over a cache on the GPU that holds the case's pages; no token is new.
 pub fn over_a_cache(case: &Case, device: &Device, tables: Tables) -> Result<Tensor> {
-    let (spec, options) = (&case.spec, &case.options);
-    let dims = options.layout.dims_of_key(case.key_cache.dims(), spec.kv_dtype)?;
-    let value = |scale: &KvScale| match scale {
-        KvScale::Scalar(value) => *value,
-        KvScale::Tensor(tensor) => tensor.flatten_all().and_then(|t| t.get(0)?.to_scalar()).unwrap(),
-        KvScale::None => 1.0,
-    };
-    let quantization = match spec.scales {
-        _ if spec.kv_dtype == KvDtype::Mxfp4 => Quantization::Block,
-        Scales::None => Quantization::None,
-        Scales::Scalar | Scales::ScalarTensor => Quantization::Scalar { k: value(&options.k_scale), v: value(&options.v_scale) },
-        Scales::PerToken => Quantization::PerToken,
-    };
-    let config = CacheConfig { layers: 1, dims, dtype: spec.kv_dtype, layout: Some(options.layout), quantization };
+    let options = &case.options;
+    let config = case.cache_config()?;
+    let dims = config.dims;
     let cache = PagedKvCache::new(config, device)?;
     let layer = cache.layer(0)?;
     overwrite(&layer.key, &case.key_cache)?;

@@ -4,7 +4,7 @@ use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::registry::preferred_layout;
 use testkit::reference::floats;
-use testkit::step::{DIMS, config};
+use testkit::step::{DIMS, check_page_copies, config};
 
 use crate::support::*;
 
@@ -69,21 +69,9 @@ fn keys_and_values_of_different_dtypes() -> Result<()> {
 
 #[test]
 fn pages_are_copied_in_order_in_every_layer() -> Result<()> {
-    let cpu = &Device::Cpu;
     for (dtype, quantization, _) in kinds() {
         let cache = PagedKvCache::new(config(dtype, quantization, None), device())?;
-        let k = Tensor::randn(0f32, 1., (16, 2, 64), cpu)?;
-        for layer in 0..2 {
-            cache.write(layer, &k, &k, &Tensor::arange(32i64, 48, cpu)?)?;
-        }
-        cache.copy_pages(&[(2, 5), (5, 9), (5, 5)])?;
-        for layer in 0..2 {
-            let want = cache.gather(layer, &[2], 16)?;
-            let got = cache.gather(layer, &[9], 16)?;
-            assert_eq!((floats(&got.0)?, floats(&got.1)?), (floats(&want.0)?, floats(&want.1)?));
-            assert!(floats(&want.0)?.iter().any(|v| *v != 0.));
-        }
-        assert!(cache.copy_pages(&[(0, 1), (12, 0)]).unwrap_err().to_string().contains("(12, 0) at index 1"));
+        check_page_copies(&cache, &Device::Cpu)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What the tests share.
 
 use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
-use candle_paged_attn::cache::{CacheConfig, CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{CacheLayout, KvDtype, PagedKvCache};
 use candle_paged_attn::plan::{HostPlan, PlanRequest, TileRange};
 use candle_paged_attn::quant::fp8::{FNUZ_SCALE_FACTOR, ocp_to_fnuz};
 use candle_paged_attn::registry::ArchName;
@@ -11,7 +11,7 @@ use float8::F8E4M3;
 use once_cell::sync::Lazy;
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::quantized::{self, Fp8};
-use testkit::reference::floats;
+pub use testkit::reference::bits;
 
 static DEVICE: Lazy<RocmDevice> = Lazy::new(|| RocmDevice::new(0).unwrap());
 
@@ -33,11 +33,6 @@ pub fn fresh_device() -> RocmDevice {
 pub fn work(device: &RocmDevice) -> [u64; 3] {
     let counts = device.counts();
     [counts.launches, counts.copies, counts.fills]
-}
-
-/// Every value's bits.
-pub fn bits(tensor: &Tensor) -> Vec<u64> {
-    floats(tensor).unwrap().into_iter().map(f64::to_bits).collect()
 }
 
 /// What the device's caches store, with their scales.
@@ -138,19 +133,8 @@ fn tasks(case: &Case) -> Result<Vec<Vec<TileRange>>> {
 /// Output of `AppendAndAttend` over a cache on `device` that holds the case's pages; no token is new.
 pub fn over_a_cache(case: &Case, device: &RocmDevice) -> Result<Tensor> {
     let (spec, options) = (&case.spec, &case.options);
-    let dims = options.layout.dims_of_key(case.key_cache.dims(), spec.kv_dtype)?;
-    let value = |scale: &KvScale| match scale {
-        KvScale::Scalar(value) => *value,
-        KvScale::Tensor(tensor) => tensor.flatten_all().and_then(|t| t.get(0)?.to_scalar()).unwrap(),
-        KvScale::None => 1.0,
-    };
-    let quantization = match spec.scales {
-        _ if spec.kv_dtype == KvDtype::Mxfp4 => Quantization::Block,
-        Scales::None => Quantization::None,
-        Scales::Scalar | Scales::ScalarTensor => Quantization::Scalar { k: value(&options.k_scale), v: value(&options.v_scale) },
-        Scales::PerToken => Quantization::PerToken,
-    };
-    let config = CacheConfig { layers: 1, dims, dtype: spec.kv_dtype, layout: Some(options.layout), quantization };
+    let config = case.cache_config()?;
+    let dims = config.dims;
     let cache = PagedKvCache::new(config, device)?;
     let layer = cache.rocm_layer(0)?;
     let fnuz = !is_gfx950() && spec.kv_dtype == KvDtype::Fp8;

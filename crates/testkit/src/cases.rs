@@ -1,7 +1,7 @@
 //! Random decode calls: every layout, dtype and option, with poison wherever the call must not look.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{CacheDims, CacheLayout, KvDtype};
+use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, Quantization};
 use candle_paged_attn::{DecodeOptions, KvScale, PlanChoice, paged_decode_with_lse};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -311,6 +311,24 @@ fn normal(rng: &mut StdRng) -> f32 {
 }
 
 impl Case {
+    /// A cache of one layer that can hold the case's pages.
+    pub fn cache_config(&self) -> Result<CacheConfig> {
+        let (spec, options) = (&self.spec, &self.options);
+        let factor = |scale: &KvScale| match scale {
+            KvScale::Scalar(value) => Ok(*value),
+            KvScale::Tensor(tensor) => tensor.flatten_all()?.get(0)?.to_scalar(),
+            KvScale::None => Ok(1.0),
+        };
+        let quantization = match spec.scales {
+            _ if spec.kv_dtype == KvDtype::Mxfp4 => Quantization::Block,
+            Scales::None => Quantization::None,
+            Scales::Scalar | Scales::ScalarTensor => Quantization::Scalar { k: factor(&options.k_scale)?, v: factor(&options.v_scale)? },
+            Scales::PerToken => Quantization::PerToken,
+        };
+        let dims = options.layout.dims_of_key(self.key_cache.dims(), spec.kv_dtype)?;
+        Ok(CacheConfig { layers: 1, dims, dtype: spec.kv_dtype, layout: Some(options.layout), quantization })
+    }
+
     /// Output and LSE of the crate.
     pub fn run(&self) -> Result<(Tensor, Tensor)> {
         paged_decode_with_lse(&self.q, &self.key_cache, &self.value_cache, &self.block_tables, &self.context_lens, &self.options)

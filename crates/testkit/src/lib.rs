@@ -6,6 +6,7 @@ pub mod errors;
 mod mersenne;
 pub mod peers;
 pub mod quantized;
+pub mod random;
 pub mod rates;
 pub mod reference;
 pub mod rotation;

@@ -4,7 +4,7 @@ use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions};
 
-use crate::reference::{Expected, attention};
+use crate::reference::{Expected, attention, bits, floats};
 
 pub const DIMS: CacheDims = CacheDims { pages: 12, page_size: 16, kv_heads: 2, head_dim: 64 };
 
@@ -65,4 +65,43 @@ impl Step {
         let lens = Tensor::new(&[40i32, 5], &Device::Cpu)?;
         attention(&self.q, &paged(&k3)?, &paged(&v3)?, &tables, &lens, &DecodeOptions::default())
     }
+
+    /// Panics, naming `what`, unless `out` is the answer over what `cache` holds, to a relative L2 of `tolerance` a row, the other layer is as it was,
+    /// and a cache that rounds nothing holds the tokens.
+    pub fn check(&self, cache: &PagedKvCache, out: &Tensor, tolerance: f64, what: &str) -> Result<()> {
+        self.expected(cache)?.compare(out, None, tolerance, 0.).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let (untouched, _) = cache.gather(0, &[3, 7, 1], 40)?;
+        assert!(floats(&untouched)?.iter().all(|v| *v == 0.), "{what}: the other layer stays as it was");
+        if matches!(cache.config().dtype, KvDtype::F32 | KvDtype::Bf16) {
+            self.check_tokens(cache, what)?;
+        }
+        Ok(())
+    }
+
+    /// Panics, naming `what`, unless `cache` holds the first sequence's tokens.
+    pub fn check_tokens(&self, cache: &PagedKvCache, what: &str) -> Result<()> {
+        let (keys, values) = cache.gather(1, &[3, 7, 1], 40)?;
+        assert_eq!(floats(&keys)?, floats(&self.k.narrow(0, 0, 40)?)?, "{what}");
+        assert_eq!(floats(&values)?, floats(&self.v.narrow(0, 0, 40)?)?, "{what}");
+        Ok(())
+    }
+}
+
+/// Panics unless pages are copied in the order of the pairs, in every layer of `cache`, which has [`DIMS`] and takes k and v from `device`.
+pub fn check_page_copies(cache: &PagedKvCache, device: &Device) -> Result<()> {
+    let cpu = &Device::Cpu;
+    let k = Tensor::randn(0f32, 1., (DIMS.page_size, DIMS.kv_heads, DIMS.head_dim), cpu)?.to_device(device)?;
+    for layer in 0..2 {
+        cache.write(layer, &k, &k, &Tensor::arange(32i64, 48, cpu)?)?;
+    }
+    cache.copy_pages(&[(2, 5), (5, 9), (5, 5)])?;
+    for layer in 0..2 {
+        let want = cache.gather(layer, &[2], 16)?;
+        let got = cache.gather(layer, &[9], 16)?;
+        assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
+        assert!(floats(&want.0)?.iter().any(|v| *v != 0.));
+    }
+    let message = cache.copy_pages(&[(0, 1), (12, 0)]).expect_err("page 12 of 12").to_string();
+    assert!(message.contains("(12, 0) at index 1"), "{message}");
+    Ok(())
 }
