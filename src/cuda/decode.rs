@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host, table_tiles};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
-use super::memory::{Reads, cuda_storage, meta, write_address};
+use super::memory::{Reads, check_device, cuda_storage, meta, write_address};
 use super::record::maybe_record;
 use super::small::{Room, Small, as_bytes, check_contiguous};
 use super::specialize;
@@ -120,6 +120,8 @@ impl<'a> Checked<'a> {
     fn new(op: &'a PagedDecode, q: Operand<'a>, key: Operand<'a>, value: Operand<'a>, out: Option<&Layout>) -> Result<Self> {
         case::check_recorder()?;
         let device = &q.0.device;
+        check_device("key_cache", key.0, device)?;
+        check_device("value_cache", value.0, device)?;
         let (gpu, stream) = (Gpu::of(device)?, device.cuda_stream());
         let metas = [meta("q", q.0, q.1)?, meta("key_cache", key.0, key.1)?, meta("value_cache", value.0, value.1)?];
         let call = op.call(metas, out);

@@ -3,7 +3,7 @@
 use candle::backend::BackendStorage;
 use candle::cuda_backend::CudaStorageSlice as Slice;
 use candle::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
-use candle::{CudaStorage, Layout, Result, Storage, bail};
+use candle::{CudaDevice, CudaStorage, Layout, Result, Storage, bail};
 
 use crate::op::call::Meta;
 
@@ -67,13 +67,25 @@ pub(super) fn write_address<'a>(storage: &'a mut CudaStorage, layout: &Layout, s
 }
 
 /// The CUDA storage of an argument; an error naming it where it lives elsewhere.
-pub(super) fn cuda_storage<'a>(name: &str, storage: &'a Storage, device: &candle::CudaDevice) -> Result<&'a CudaStorage> {
+pub(super) fn cuda_storage<'a>(name: &str, storage: &'a Storage, device: &CudaDevice) -> Result<&'a CudaStorage> {
     match storage {
-        Storage::Cuda(storage) if storage.device.cuda_stream().context().ordinal() == device.cuda_stream().context().ordinal() => {
+        Storage::Cuda(storage) => {
+            check_device(name, storage, device)?;
             Ok(storage)
         }
-        other => {
-            bail!("{name}: on {:?}, but q is on Cuda {{ gpu_id: {} }}", other.device().location(), device.cuda_stream().context().ordinal())
-        }
+        other => bail!("{name}: on {:?}, but q is on Cuda {{ gpu_id: {} }}", other.device().location(), ordinal(device)),
     }
+}
+
+/// Refuses a storage on another GPU than q's.
+pub(super) fn check_device(name: &str, storage: &CudaStorage, device: &CudaDevice) -> Result<()> {
+    let (own, other) = (ordinal(device), ordinal(&storage.device));
+    if own != other {
+        bail!("{name}: on Cuda {{ gpu_id: {other} }}, but q is on Cuda {{ gpu_id: {own} }}")
+    }
+    Ok(())
+}
+
+fn ordinal(device: &CudaDevice) -> usize {
+    device.cuda_stream().context().ordinal()
 }

@@ -52,6 +52,24 @@ fn wrong_arguments_are_named() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_cache_on_another_gpu_is_refused() -> Result<()> {
+    let Some(device) = gpu("a_cache_on_another_gpu_is_refused") else { return Ok(()) };
+    let Ok(other) = Device::new_cuda(1) else {
+        eprintln!("skipped: a_cache_on_another_gpu_is_refused: one GPU");
+        return Ok(());
+    };
+    let case = spec(KvDtype::Bf16, Scales::None).build()?;
+    let call = on(&case, &device, Tables::Host)?;
+    let there = on(&case, &other, Tables::Host)?;
+    refuses(run(&Case { key_cache: there.key_cache.clone(), ..call.clone() }), &["key_cache", "gpu_id: 1", "gpu_id: 0"]);
+    refuses(run(&Case { value_cache: there.value_cache.clone(), ..call.clone() }), &["value_cache", "gpu_id: 1", "gpu_id: 0"]);
+    let out = call.q.zeros_like()?;
+    let into = paged_decode_into(&out, &call.q, &there.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options);
+    refuses(into, &["key_cache", "gpu_id: 1", "gpu_id: 0"]);
+    Ok(())
+}
+
 /// Tables that nobody validates: whatever they hold, nothing is read or written out of bounds, and the call after is right.
 #[test]
 fn wild_tables_are_harmless_without_validation() -> Result<()> {
