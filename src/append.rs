@@ -2,7 +2,7 @@
 
 use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor, bail};
 
-use crate::cache::{Batch, LayerCache, PagedKvCache, shares_storage};
+use crate::cache::{Batch, LayerCache, Lent, PagedKvCache, shares_storage};
 use crate::op::{CallSummary, PagedDecode, explain, no_kernel, with_cache};
 use crate::options::DecodeOptions;
 
@@ -91,6 +91,16 @@ fn check_rows(q: &Layout, k: &Layout) -> Result<()> {
     Ok(())
 }
 
+/// Refuses q in storage that is to be written.
+pub(crate) fn check_apart<S: Lent>(layer: &LayerCache, q: &S) -> Result<()> {
+    for (name, tensor) in layer.tensors() {
+        if shares_storage(tensor, q) {
+            bail!("q: shares its storage with {name}, which is to be written; pass a copy")
+        }
+    }
+    Ok(())
+}
+
 impl CustomOp3 for AppendAndAttend<'_> {
     fn name(&self) -> &'static str {
         "append-and-attend"
@@ -112,11 +122,7 @@ impl CustomOp3 for AppendAndAttend<'_> {
             return Ok((out, q_layout.shape().clone()));
         }
         let layer = self.cache.layer(self.layer)?;
-        for (name, tensor) in layer.tensors() {
-            if shares_storage(tensor, q) {
-                bail!("q: shares its storage with {name}, which is to be written; pass a copy")
-            }
-        }
+        check_apart(layer, q)?;
         let decode = self.decode(layer);
         let call = with_cache(&layer.key, &layer.value, |key, value| decode.prepare((q, q_layout), key, value, None))?;
         self.cache.write_storage(self.layer, (k, k_layout), (v, v_layout), &self.slot_mapping)?;

@@ -75,12 +75,6 @@ struct AttendedPages {
     PA_DEVICE int page(int page) const { return min(max(page, first), last); }
 };
 
-// Ids are clamped to the cache.
-PA_DEVICE u32 clamped_id(const TileArgs &args, u32 entry) {
-    const u32 last = args.pages - 1;
-    return entry < last ? entry : last;
-}
-
 // The ids of all pages of the group's tiles in LDS, where the launch has room for them: tiles find theirs without the block table, whose
 // scalar loads LDS results would wait for, too.
 template <class T>

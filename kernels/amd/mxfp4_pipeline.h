@@ -120,10 +120,7 @@ struct Mxfp4Pipeline {
         if (masks_scores && task.masks_scores(tile)) mask_scores(scores, task, lds.query, tile);
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) softmax(scores, m);
         PA_UNROLL for (int part = 0; part < M::PARTS; part++) {
-#if defined(PA_TEST_NO_V_MASK)
-            masks_values = false;
-#endif
-            if (masks_values && task.masks_values(tile)) values.mask(task, pages);
+            if (T::MASKS_VALUES && masks_values && task.masks_values(tile)) values.mask(task, pages);
             add_values(part);
             pin();
             if (part + 1 < M::PARTS) values.load_part(call, pages, head, part + 1);

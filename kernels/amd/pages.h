@@ -53,9 +53,7 @@ struct Pages {
 
     // Ids are clamped to the cache here, where their load may be waited for. Tiles come in order; ids of the one before are kept.
     PA_DEVICE void stage_id(int tile, u32 entry) {
-        const u32 last = call.args.pages - 1;
-        entry = opaque_lane(entry);
-        entry = entry < last ? entry : last;
+        entry = clamped_id(call.args, opaque_lane(entry));
         if constexpr (T::PAGES_AHEAD) {
             held_tile = tile - 1;
             PA_UNROLL for (int i = 0; i < HELD; i++) {

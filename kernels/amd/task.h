@@ -102,4 +102,10 @@ struct Task {
     }
 };
 
+// Ids are clamped to the cache.
+PA_DEVICE u32 clamped_id(const TileArgs &args, u32 entry) {
+    const u32 last = args.pages - 1;
+    return entry < last ? entry : last;
+}
+
 }  // namespace pa

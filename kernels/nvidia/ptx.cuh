@@ -130,17 +130,12 @@ __device__ __forceinline__ float2 load_cluster2(u32 address) {
     return x;
 }
 
-// A record of two or four integers, in one load.
+// A record of two integers, in one load.
 template <class Record>
 __device__ __forceinline__ Record load_record(const Record* p) {
-    static_assert(sizeof(Record) == 8 || sizeof(Record) == 16, "two or four integers");
-    if constexpr (sizeof(Record) == 8) {
-        const int2 x = *reinterpret_cast<const int2*>(p);
-        return {x.x, x.y};
-    } else {
-        const int4 x = *reinterpret_cast<const int4*>(p);
-        return {x.x, x.y, x.z, x.w};
-    }
+    static_assert(sizeof(Record) == 8, "two integers");
+    const int2 x = *reinterpret_cast<const int2*>(p);
+    return {x.x, x.y};
 }
 
 // A record of one or four integers as it is in the L2: what the L1 holds may be older than the wait for the kernel before.

@@ -1,4 +1,4 @@
-// Merges partial results, one CTA for a (query row, query head), specialized by macros:
+// Merges partial results, specialized by macros:
 //   PA_KERNEL   the entry's name
 //   PA_HEAD_DIM, PA_QUERY (the output: 0 BF16, 1 F16, 2 F32), PA_RAGGED, PA_PER_HEAD, PA_CLUSTER   as the tile's
 //   PA_WARPS    of a row: 1 for up to 8 partials, 4 up to 32, else 8

@@ -22,7 +22,7 @@ pub use store::{CacheConfig, LayerCache, PagedKvCache, Placement, Quantization};
 pub use warm_up::ExpectedCalls;
 pub use write::reshape_and_cache;
 
-pub(crate) use form::{check_bounds, shares_storage};
+pub(crate) use form::{Lent, check_bounds, shares_storage};
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) use write::last_writes;
 #[cfg(feature = "rocm")]

@@ -1,22 +1,18 @@
 //! [`AppendAndAttend`](crate::AppendAndAttend) over candle's CUDA tensors.
 
-use candle::{CudaStorage, Result, bail};
+use candle::{CudaStorage, Result};
 
 use super::decode::{Operand, attend_decided, decide};
 use super::write::CacheWrite;
-use crate::append::AppendAndAttend;
-use crate::cache::{LayerCache, shares_storage};
+use crate::append::{AppendAndAttend, check_apart};
+use crate::cache::LayerCache;
 use crate::op::cuda_storage;
 use crate::op::locks::Locks;
 
 /// Writes k and v to the cache's layer, then attends into fresh contiguous storage. Every error but a failed launch comes before the cache changes.
 pub(crate) fn append_and_attend(op: &AppendAndAttend<'_>, q: Operand<'_>, k: Operand<'_>, v: Operand<'_>) -> Result<CudaStorage> {
     let layer = op.cache.layer(op.layer)?;
-    for (name, tensor) in layer.tensors() {
-        if shares_storage(tensor, q.0) {
-            bail!("q: shares its storage with {name}, which is to be written; pass a copy")
-        }
-    }
+    check_apart(layer, q.0)?;
     let decode = op.decode(layer);
     let decided = with_cache(layer, |key, value| decide(&decode, q, key, value))?;
     CacheWrite::new(k, v, &op.slot_mapping, layer, op.cache.layout(), op.options.validate)?.run()?;

@@ -8,7 +8,7 @@ use candle::{Device, Result, Tensor, bail};
 use super::device::Gpu;
 use super::specialize::{ReducerCut, reducer_cut};
 use super::workspace::is_capturing;
-use crate::gpu::plan_shape::PlanShape;
+use crate::gpu::plan_shape::{PlanShape, longest_query};
 use crate::op::PagedDecode;
 use crate::op::call::Call;
 use crate::op::decide::{HostTables, Prepared, check_covers, check_tables, longest, problem};
@@ -59,12 +59,7 @@ pub(super) fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Re
 pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaStream) -> Result<Decided> {
     let options = &op.options;
     let shapes = Shapes::new(call)?;
-    let query_len = match (&options.query_start, options.max_query_len) {
-        (None, _) => shapes.rows.checked_div(shapes.batch).unwrap_or(0),
-        (Some(_), None) => shapes.rows,
-        (Some(_), Some(0)) if shapes.rows > 0 => bail!("max_query_len: 0, but q has {} rows", shapes.rows),
-        (Some(_), Some(most)) => most.min(shapes.rows),
-    };
+    let query_len = longest_query(&shapes, options)?;
     if options.validate && !is_capturing(stream)? {
         validate(op, call, gpu, &shapes, query_len)?;
     }

@@ -78,6 +78,16 @@ impl PlanShape {
     }
 }
 
+/// New tokens of the longest sequence of a call, as far as the host knows.
+pub(crate) fn longest_query<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>) -> Result<usize> {
+    match (&options.query_start, options.max_query_len) {
+        (None, _) => Ok(shapes.rows.checked_div(shapes.batch).unwrap_or(0)),
+        (Some(_), None) => Ok(shapes.rows),
+        (Some(_), Some(0)) if shapes.rows > 0 => bail!("max_query_len: 0, but q has {} rows", shapes.rows),
+        (Some(_), Some(most)) => Ok(most.min(shapes.rows)),
+    }
+}
+
 /// A count as the kernels' 32-bit integers: every larger one means the same.
 pub(crate) fn clamp(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)

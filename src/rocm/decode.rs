@@ -12,7 +12,7 @@ use super::strides::{Rows, paged, table_row};
 use super::tensor::RocmTensor;
 use crate::gpu::args::{PlanArgs, ReduceArgs, TileArgs};
 use crate::gpu::launch::{self, LaunchShape};
-use crate::gpu::plan_shape::{PlanShape, clamp};
+use crate::gpu::plan_shape::{PlanShape, clamp, longest_query};
 use crate::op::call::{Call, Described, options_meta};
 use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem};
 use crate::op::shapes::{Shapes, check_output};
@@ -179,7 +179,7 @@ impl Decode {
         let device = tensors.q.device();
         let mut call = tensors.call(options);
         let shapes = Shapes::new(&call)?;
-        let query_len = query_len(&shapes, options)?;
+        let query_len = longest_query(&shapes, options)?;
         if options.validate && !device.is_capturing() {
             validate(tensors, options, &call, &shapes, query_len, device.arch())?;
         }
@@ -360,16 +360,6 @@ impl Scratch {
     fn new(grid: &Grid, head_dim: usize, device: &RocmDevice) -> Result<Self> {
         let of = |width| RocmTensor::empty(vec![grid.slots, grid.heads, grid.rows, width], DType::F32, device);
         Ok(Self { partial: of(head_dim)?, statistics: of(2)? })
-    }
-}
-
-/// New tokens of the longest sequence, as far as the host knows.
-fn query_len(shapes: &Shapes, options: &RocmOptions) -> Result<usize> {
-    match (&options.query_start, options.max_query_len) {
-        (None, _) => Ok(shapes.rows.checked_div(shapes.batch).unwrap_or(0)),
-        (Some(_), None) => Ok(shapes.rows),
-        (Some(_), Some(0)) if shapes.rows > 0 => bail!("max_query_len: 0, but q has {} rows", shapes.rows),
-        (Some(_), Some(most)) => Ok(most.min(shapes.rows)),
     }
 }
 

@@ -173,7 +173,7 @@ impl RocmPages {
 
 /// A layer's tensors that have pages.
 fn tensors(layer: &LayerCache<RocmTensor>) -> impl Iterator<Item = &RocmTensor> {
-    [&layer.key, &layer.value].into_iter().chain(layer.k_scale.tensor()).chain(layer.v_scale.tensor())
+    layer.tensors().map(|(_, tensor)| tensor)
 }
 
 /// A launch of the write kernel, and what it needs beside the upload and the cache.

@@ -184,6 +184,11 @@ struct ComputeUnit<'a> {
     scalar_lines: Cache,
 }
 
+/// The lines that an access touches. Workgroups of one trace stand for different ones.
+fn lines_of(touched: &Touched, group: usize) -> Vec<u64> {
+    touched.lines.iter().map(|line| line | (group as u64) << 58).collect()
+}
+
 impl<'a> ComputeUnit<'a> {
     fn new(machine: &Machine, tags: &'a Tags, fill: f64) -> Self {
         let free = [0.0; SIMDS];
@@ -202,13 +207,12 @@ impl<'a> ComputeUnit<'a> {
         }
     }
 
-    /// When the lines that an access issued at cycle `at` touches are there, `hit` cycles where the compute unit has them.
-    fn lines(&mut self, touched: &Touched, group: usize, at: f64, hit: f64, m: &Machine) -> f64 {
-        // Workgroups of one trace stand for different ones.
-        let lines: Vec<u64> = touched.lines.iter().map(|line| line | (group as u64) << 58).collect();
+    /// When the lines that a vector access issued at cycle `at` touches are there.
+    fn vector_lines(&mut self, touched: &Touched, group: usize, at: f64, m: &Machine) -> f64 {
+        let lines = lines_of(touched, group);
         let streamed = matches!(self.tags.of(touched.address), Tag::Key | Tag::Value | Tag::KeyScales | Tag::ValueScales);
         let (misses, there) = self.l1.look(&lines);
-        let mut done = there.max(at + hit);
+        let mut done = there.max(at + m.l1_latency);
         if misses > 0 {
             let first = at + if streamed { m.memory_latency } else { m.l2_latency };
             self.filled = self.filled.max(first) + misses as f64 * LINE as f64 / self.fill;
@@ -220,7 +224,7 @@ impl<'a> ComputeUnit<'a> {
 
     /// When what a scalar load issued at cycle `at` touches is there.
     fn scalar_load(&mut self, touched: &Touched, group: usize, at: f64, m: &Machine) -> f64 {
-        let lines: Vec<u64> = touched.lines.iter().map(|line| line | (group as u64) << 58).collect();
+        let lines = lines_of(touched, group);
         let (misses, there) = self.scalar_lines.look(&lines);
         let done = there.max(at + if misses > 0 { m.l2_latency } else { m.scalar_latency });
         self.scalar_lines.put(&lines, done);
@@ -427,7 +431,7 @@ impl<'a> Wave<'a> {
         let bytes = event.touched.as_deref().map_or(0, |touched| touched.bytes);
         unit.memory = at + (f64::from(bytes) / m.vmem).max(m.vmem_least);
         let issued = unit.memory;
-        let mut done = event.touched.as_deref().map_or(issued, |t| unit.lines(t, self.group, issued, m.l1_latency, m));
+        let mut done = event.touched.as_deref().map_or(issued, |t| unit.vector_lines(t, self.group, issued, m));
         done = done.max(self.vector.back().copied().unwrap_or(0.0));
         self.vector.push_back(done);
         done
