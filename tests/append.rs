@@ -53,7 +53,7 @@ fn a_step_explains_itself_and_writes_nothing() -> Result<()> {
     let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
     let before = floats(&cache.layer(1)?.key)?;
     let summary = op.explain(&step.q)?;
-    assert!(summary.tasks == 2 && summary.selection.kernel.starts_with("cpu_"), "{summary:?}");
+    assert!(summary.tasks == 2 && summary.selection.kernel().starts_with("cpu_"), "{summary:?}");
     assert_eq!(floats(&cache.layer(1)?.key)?, before);
     op.apply(&step.q, &k, &v)?;
     assert_ne!(floats(&cache.layer(1)?.key)?, before);

@@ -237,7 +237,7 @@ fn a_call_explains_itself() -> Result<()> {
     let case = CaseSpec { lens: vec![3000, 0, 700], ..CaseSpec::default() }.build()?;
     let summary = explain_call(&case.q, &case.key_cache, &case.value_cache, &case.block_tables, &case.context_lens, &case.options)?;
     assert!(summary.tasks >= 2, "{summary:?}");
-    assert!(summary.selection.kernel.starts_with("cpu_") && !summary.selection.reason.is_empty(), "{summary:?}");
+    assert!(summary.selection.kernel().starts_with("cpu_") && !summary.selection.reason.to_string().is_empty(), "{summary:?}");
     Ok(())
 }
 

@@ -123,7 +123,7 @@ fn no_tile_spills_and_lds_is_what_the_registry_says() {
     println!("{:8} {:50} {:24} VGPRs AGPRs SGPRs spills scratch    LDS  (said)", "arch", "kernel", "variant");
     let mut wrong = vec![];
     for ((variant, selection), compiled) in classes.iter().zip(compiled) {
-        let name = format!("{:8} {:50} {variant:24}", selection.key.arch.to_string(), selection.kernel);
+        let name = format!("{:8} {:50} {variant:24}", selection.key.arch.to_string(), selection.kernel());
         let r = match compiled {
             Ok(resources) => resources,
             Err(error) => {

@@ -94,10 +94,10 @@ fn what_is_not_written_is_neither_switched_on_nor_named() {
     let verify = Problem { query_len: 4, batch: 8, ..Problem::default() };
     let arch = Arch::gfx950();
     let fused = specialize::select(&verify, &arch).unwrap();
-    assert_eq!((fused.kernel.as_str(), fused.waves_per_eu), ("pa_bf16_d128_p128_m4_mtp_fused", 2));
+    assert_eq!((fused.kernel().as_str(), fused.waves_per_eu), ("pa_bf16_d128_p128_m4_mtp_fused", 2));
     let verify = Problem { kv_dtype: KvDtype::Fp8, scales: ScaleMode::PerToken, ..verify };
     let lean = specialize::select(&verify, &arch).unwrap();
-    assert_eq!((lean.kernel.as_str(), lean.waves_per_eu), ("pa_fp8_d128_p128_m4_token_mtp4_lean", 2));
+    assert_eq!((lean.kernel().as_str(), lean.waves_per_eu), ("pa_fp8_d128_p128_m4_token_mtp4_lean", 2));
     // Two groups are eight waves and two copies of LDS; the generic tile is four and one.
     let alone = Problem { max_partitions: Some(1), ..Problem::default() };
     let (wanted, built) = (select(&alone, &arch).unwrap(), specialize::select(&alone, &arch).unwrap());
@@ -105,7 +105,7 @@ fn what_is_not_written_is_neither_switched_on_nor_named() {
     assert_eq!((wanted.threads, built.threads, generic.threads), (512, 512, 256));
     assert_eq!(built.lds_bytes, 2 * generic.lds_bytes);
     assert!(wanted.flags().dual_group && built.flags().dual_group && !generic.flags().dual_group);
-    assert!(built.kernel.ends_with("_direct_dual") && !built.needs_reducer());
+    assert!(built.kernel().ends_with("_direct_dual") && !built.needs_reducer());
     // Over many problems: names and reasons promise nothing that flags do not hold.
     for (kv_dtype, scales) in [(KvDtype::Bf16, ScaleMode::None), (KvDtype::Fp8, ScaleMode::PerToken), (KvDtype::Mxfp4, ScaleMode::Block)] {
         for (head_dim, page_size) in [64, 128, 256].into_iter().flat_map(|d| [16, 64, 128].map(|p| (d, p))) {
@@ -117,10 +117,10 @@ fn what_is_not_written_is_neither_switched_on_nor_named() {
                 let pipes = [("_vpipe", flags.page16_vpipe), ("_pipe", flags.head256_pipe)];
                 let marks =
                     [("_fused", flags.bf16_mtp_fused), ("_lean", flags.fp8_mtp4_lean), pipes[0], pipes[1], ("_dual", flags.dual_group)];
-                assert!(marks.iter().all(|&(mark, written)| built.kernel.contains(mark) == written), "{built:?}");
+                assert!(marks.iter().all(|&(mark, written)| built.kernel().contains(mark) == written), "{built:?}");
                 let reasons =
                     [("lean FP8 MTP4 tile: ", flags.fp8_mtp4_lean), ("page-16", flags.page16_vpipe), ("head-256", flags.head256_pipe)];
-                assert!(reasons.iter().all(|&(reason, written)| built.reason.starts_with(reason) == written), "{built:?}");
+                assert!(reasons.iter().all(|&(reason, written)| built.reason.to_string().starts_with(reason) == written), "{built:?}");
                 assert_eq!(built.threads, if flags.dual_group { 512 } else { 256 });
             }
         }

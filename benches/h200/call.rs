@@ -147,7 +147,7 @@ impl Call {
     fn choice(&self) -> Result<CString> {
         let [key, value] = &self.caches[0];
         let summary = explain_call(&self.q, key, value, &self.block_tables, &self.context_lens, &self.options)?;
-        let json = serde_json::json!({ "kernel": summary.selection.kernel, "tasks": summary.tasks });
+        let json = serde_json::json!({ "kernel": summary.selection.kernel(), "tasks": summary.tasks });
         Ok(CString::new(json.to_string())?)
     }
 }

@@ -68,7 +68,7 @@ fn explain(args: &Args) -> Result<()> {
     );
     print(&text)?;
     if let Some(path) = &args.svg {
-        let title = format!("{shape}\n{arch}: {}", selection.kernel);
+        let title = format!("{shape}\n{arch}: {}", selection.kernel());
         draw_svg::draw(path, &title, shape.context_lens(), &panels).with_context(|| format!("writing {}", path.display()))?;
         print(&format!("\nwrote {}\n", path.display()))?;
     }
@@ -117,7 +117,8 @@ fn selection_text(selection: &Selection, arch: &Arch) -> String {
     }
     let flags = if flags.is_empty() { "none".to_string() } else { flags.join(" ") };
     let reducer = if selection.needs_reducer() { ", then the reducer" } else { "" };
-    let Selection { kernel, key, threads, lds_bytes, row_groups, reason, .. } = selection;
+    let kernel = selection.kernel();
+    let Selection { key, threads, lds_bytes, row_groups, reason, .. } = selection;
     let (threads, bytes) = (count(*threads, "thread"), count(*lds_bytes, "byte"));
     let launch = match arch.name {
         ArchName::Cpu(_) => "a task is one core's work".to_string(),

@@ -64,7 +64,7 @@ impl Attention {
         let (op, attended) = self.op(x, step, memory)?;
         let kv_bytes = (attended * memory.kind.token_bytes(self.head_dim)) as u64;
         if recorder.explains {
-            recorder.kernels.push(op.explain(&q)?.selection.kernel);
+            recorder.kernels.push(op.explain(&q)?.selection.kernel());
         }
         let attended = recorder.measure(kv_bytes, x.device(), || op.apply(&q, &k, &v))?;
         recorder.repeat(kv_bytes, x.device(), || op.apply(&q, &k, &v))?;

@@ -101,7 +101,7 @@ pub fn profile(selection: Selection, arch: &Arch, tasks: &Tasks) -> Result<Profi
     let machine = Machine::of(kernel.module.object.arch);
     let resident = resident(&kernel, arch)?;
     Ok(Profile {
-        kernel: kernel.selection.kernel.clone(),
+        kernel: kernel.selection.kernel(),
         flags: kernel.selection.flags().names(),
         binary: kernel.static_counts()?,
         lds_bytes: lds_bytes(&kernel)?,
@@ -172,18 +172,17 @@ fn call(kernel: &Kernel, arch: &Arch, tasks: &Tasks, resident: usize, nontempora
 pub fn generic(selection: &Selection) -> Selection {
     let flags = selection.flags();
     let kept = Flags { direct_output: flags.direct_output, mxfp4_tile: flags.mxfp4_tile, ..Flags::default() };
-    renamed(selection, kept, "generic")
+    with_schedules(selection, kept)
 }
 
 /// The same call's tile with other schedules, whatever the registry thinks of them; the compiler refuses what does not go together.
 pub fn with_flags(selection: &Selection, flags: Flags, arch: &Arch) -> Selection {
     // A bound that the kernel asserts: it takes what it needs.
-    Selection { lds_bytes: arch.lds_bytes, ..renamed(selection, flags, "flags") }
+    Selection { lds_bytes: arch.lds_bytes, ..with_schedules(selection, flags) }
 }
 
-fn renamed(selection: &Selection, flags: Flags, mark: &str) -> Selection {
+fn with_schedules(selection: &Selection, flags: Flags) -> Selection {
     let mut other = selection.clone();
-    other.kernel = format!("{}_{mark}", selection.kernel.split("_m").next().unwrap_or("pa"));
     other.key.flags = flags;
     other.staged_bytes = if flags.mxfp4_staged_pages { selection.staged_bytes } else { 0 };
     other.threads = if flags.dual_group { 512 } else { 256 };

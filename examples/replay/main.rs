@@ -133,8 +133,8 @@ fn replay(args: &Args) -> Result<Value> {
 fn run(case: &Case, backend: Backend, runner: &Runner, expect: Option<Tensor>) -> Result<(Value, Tensor, Tensor)> {
     let (summary, out, lse) = runner.run(case)?;
     let mut line = Map::new();
-    line.insert("variant".into(), json!(summary.selection.kernel));
-    line.insert("reason".into(), json!(summary.selection.reason));
+    line.insert("variant".into(), json!(summary.selection.kernel()));
+    line.insert("reason".into(), json!(summary.selection.reason.to_string()));
     line.insert("backend".into(), json!(backend.name()));
     line.insert("tasks".into(), json!(summary.tasks));
     line.insert("shape".into(), shape(case)?);

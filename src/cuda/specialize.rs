@@ -47,7 +47,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
     Ok(Specialization {
         arch: key.arch,
         source: if key.cuda.is_some() { Source::Tile } else { Source::Plain },
-        kernel: selection.kernel.clone(),
+        kernel: selection.kernel(),
         defines: defines(&number, &switches),
         options: vec![],
     })

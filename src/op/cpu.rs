@@ -112,7 +112,7 @@ impl PagedDecode {
     ) -> Result<()> {
         let (options, shapes) = (&self.options, &call.shapes);
         case::maybe_record(q, key, value, &self.block_tables, &self.context_lens, options)?;
-        let Some(isa) = call.selection.cpu_isa else { bail!("registry: {} is not a CPU kernel", call.selection.kernel) };
+        let Some(isa) = call.selection.cpu_isa else { bail!("registry: {} is not a CPU kernel", call.selection.kernel()) };
         let (table, table_layout) = self.block_tables.storage_and_layout();
         let gathered;
         let (query, strides) = match row_strides(q.1) {

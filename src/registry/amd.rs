@@ -1,11 +1,14 @@
 //! Selection on AMD GPUs: which tile, how many rows a workgroup takes, which schedule.
 
+use std::fmt;
+
 use candle::{Result, bail};
 
 use super::arch::{Arch, ArchName};
 use super::flags::{Fit, Flags, Missing, kernarg_preload};
 use super::lds::{self, Lds};
 use super::problem::{Problem, ScaleMode};
+use super::reason::{self, Reason};
 use super::select::{KernelKey, Selection, Tile, split_rows};
 use crate::cache::{CacheLayout, KvDtype};
 use crate::plan::TILE_TOKENS;
@@ -25,7 +28,6 @@ pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Select
     let flags = missing.flags(kernarg_preload(p, arch));
     let groups = if flags.dual_group { 2 } else { 1 };
     Ok(Selection {
-        kernel: kernel_name(p, &fit, &flags),
         cpu_isa: None,
         threads: groups * lds::WAVES * arch.wave_size,
         lds_bytes: lds_bytes(p, &fit, &flags),
@@ -33,7 +35,7 @@ pub(super) fn select(p: &Problem, arch: &Arch, written: &Flags) -> Result<Select
         row_groups: fit.row_groups,
         waves_per_eu: if flags.bf16_mtp_fused || flags.fp8_mtp4_lean { 2 } else { 0 },
         merges_tasks: false,
-        reason: reason(p, arch, &fit, &flags, &missing),
+        reason: Reason(reason::Why::Amd(Why::new(p, arch, &fit, &flags, &missing))),
         key: KernelKey::new(p, arch.name, Tile { m_tiles: fit.m_tiles, tokens: TILE_TOKENS, flags }),
     })
 }
@@ -135,19 +137,20 @@ fn lds_bytes(p: &Problem, fit: &Fit, flags: &Flags) -> usize {
 }
 
 /// `pa_KV_dHEAD_pPAGE_mTILES`, then what sets the kernel apart, `_dual` last.
-fn kernel_name(p: &Problem, fit: &Fit, flags: &Flags) -> String {
-    let mut name = format!("pa_{}_d{}_p{}_m{}", p.kv_dtype.name(), p.head_dim, p.page_size, fit.m_tiles);
+pub(super) fn kernel_name(key: &KernelKey) -> String {
+    let flags = &key.flags;
+    let mut name = format!("pa_{}_d{}_p{}_m{}", key.kv_dtype.name(), key.head_dim, key.page_size, key.m_tiles);
     let marks = [
-        (p.scales == ScaleMode::PerToken, "_token"),
-        (p.layout == CacheLayout::Vllm, "_vllm"),
-        (p.layout == CacheLayout::Nhd, "_nhd"),
+        (key.scales == ScaleMode::PerToken, "_token"),
+        (key.layout == CacheLayout::Vllm, "_vllm"),
+        (key.layout == CacheLayout::Nhd, "_nhd"),
         (flags.bf16_mtp_fused, "_mtp_fused"),
         (flags.fp8_mtp4_lean, "_mtp4_lean"),
         (flags.page16_vpipe, "_vpipe"),
         (flags.head256_pipe, "_pipe"),
         (flags.bf16_decode_nt_kv || flags.fp8_decode_nt_v, "_nt"),
-        (p.windowed, "_window"),
-        (p.softcap, "_softcap"),
+        (key.windowed, "_window"),
+        (key.softcap, "_softcap"),
         (flags.direct_output, "_direct"),
         (flags.dual_group, "_dual"),
     ];
@@ -155,36 +158,65 @@ fn kernel_name(p: &Problem, fit: &Fit, flags: &Flags) -> String {
     name
 }
 
-/// The tile in a few words, and why a faster one does not serve; then what changes around it.
-fn reason(p: &Problem, arch: &Arch, fit: &Fit, flags: &Flags, missing: &Missing) -> String {
-    let generic = |schedule: &str, lacks: Option<&str>| match lacks {
-        Some(lacks) => format!("generic tile: the {schedule} needs {lacks}"),
-        None => "generic tile".to_string(),
-    };
-    let decode = p.m_tiles() == 1;
-    let mut reason = match p.kv_dtype {
-        _ if flags.bf16_mtp_fused => "fused BF16 multi-query tile: one publication barrier serves all M-tiles".to_string(),
-        _ if flags.fp8_mtp4_lean => "lean FP8 MTP4 tile: K scale folded into exp2, one V factor a chunk".to_string(),
-        _ if flags.mxfp4_tile => "MXFP4 tile: each wave owns 64 tokens, merged once after the loop".to_string(),
-        _ if flags.page16_vpipe => "page-16 V pipe: V prefetched and kept in flight".to_string(),
-        _ if flags.head256_pipe => "head-256 pipe".to_string(),
-        _ if flags.bf16_decode_nt_kv => "BF16 decode tile: K and V streamed past the caches, the last V right after QK".to_string(),
-        _ if flags.fp8_decode_nt_v => "FP8 decode tile: V streamed past the caches".to_string(),
-        _ if arch.name != ArchName::Gfx950 => format!("generic tile: the only one {} has for this shape", arch.name),
-        KvDtype::Bf16 if !decode => generic("fused BF16 tile", missing.bf16_mtp_fused),
-        KvDtype::Bf16 => generic("BF16 decode tile", missing.bf16_decode_nt_kv),
-        KvDtype::Fp8 if !decode => generic("lean FP8 MTP4 tile", missing.fp8_mtp4_lean),
-        KvDtype::Fp8 => generic("FP8 decode tile", missing.fp8_decode_nt_v),
-        _ => generic("", None),
-    };
-    if fit.row_groups > 1 {
-        reason.push_str("; rows split over workgroups");
+/// The tile, and what changes around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Why {
+    tile: Chosen,
+    split_rows: bool,
+    dual_group: bool,
+    direct_output: bool,
+}
+
+/// A tile in a few words; of a generic one why a faster one does not serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Chosen {
+    Schedule(&'static str),
+    /// The only one there is for the shape.
+    OnlyOneOf(ArchName),
+    Generic {
+        schedule: &'static str,
+        lacks: Option<&'static str>,
+    },
+}
+
+impl Why {
+    fn new(p: &Problem, arch: &Arch, fit: &Fit, flags: &Flags, missing: &Missing) -> Self {
+        let generic = |schedule, lacks| Chosen::Generic { schedule, lacks };
+        let decode = p.m_tiles() == 1;
+        let tile = match p.kv_dtype {
+            _ if flags.bf16_mtp_fused => Chosen::Schedule("fused BF16 multi-query tile: one publication barrier serves all M-tiles"),
+            _ if flags.fp8_mtp4_lean => Chosen::Schedule("lean FP8 MTP4 tile: K scale folded into exp2, one V factor a chunk"),
+            _ if flags.mxfp4_tile => Chosen::Schedule("MXFP4 tile: each wave owns 64 tokens, merged once after the loop"),
+            _ if flags.page16_vpipe => Chosen::Schedule("page-16 V pipe: V prefetched and kept in flight"),
+            _ if flags.head256_pipe => Chosen::Schedule("head-256 pipe"),
+            _ if flags.bf16_decode_nt_kv => {
+                Chosen::Schedule("BF16 decode tile: K and V streamed past the caches, the last V right after QK")
+            }
+            _ if flags.fp8_decode_nt_v => Chosen::Schedule("FP8 decode tile: V streamed past the caches"),
+            _ if arch.name != ArchName::Gfx950 => Chosen::OnlyOneOf(arch.name),
+            KvDtype::Bf16 if !decode => generic("fused BF16 tile", missing.bf16_mtp_fused),
+            KvDtype::Bf16 => generic("BF16 decode tile", missing.bf16_decode_nt_kv),
+            KvDtype::Fp8 if !decode => generic("lean FP8 MTP4 tile", missing.fp8_mtp4_lean),
+            KvDtype::Fp8 => generic("FP8 decode tile", missing.fp8_decode_nt_v),
+            _ => generic("", None),
+        };
+        Self { tile, split_rows: fit.row_groups > 1, dual_group: flags.dual_group, direct_output: flags.direct_output }
     }
-    if flags.dual_group {
-        reason.push_str("; two tile groups, as no CU has a second workgroup");
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.tile {
+            Chosen::Schedule(what) => f.write_str(what)?,
+            Chosen::OnlyOneOf(arch) => write!(f, "generic tile: the only one {arch} has for this shape")?,
+            Chosen::Generic { schedule, lacks: Some(lacks) } => write!(f, "generic tile: the {schedule} needs {lacks}")?,
+            Chosen::Generic { lacks: None, .. } => f.write_str("generic tile")?,
+        }
+        let around = [
+            (self.split_rows, "; rows split over workgroups"),
+            (self.dual_group, "; two tile groups, as no CU has a second workgroup"),
+            (self.direct_output, "; rows stored directly, no reducer"),
+        ];
+        around.iter().filter(|(on, _)| *on).try_for_each(|(_, what)| f.write_str(what))
     }
-    if flags.direct_output {
-        reason.push_str("; rows stored directly, no reducer");
-    }
-    reason
 }

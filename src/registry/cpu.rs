@@ -5,6 +5,7 @@ use candle::{DType, Result, bail};
 use super::arch::{ArchName, CpuIsa};
 use super::flags::Flags;
 use super::problem::{M_TILE_ROWS, Problem};
+use super::reason::{Reason, Why};
 use super::select::{KernelKey, Selection, Tile};
 use crate::cache::KvDtype;
 use crate::plan::TILE_TOKENS;
@@ -23,7 +24,6 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
     }
     let (used, why) = isa_for(p, isa);
     Ok(Selection {
-        kernel: format!("cpu_{}_{}_d{}", used.name(), p.kv_dtype.name(), p.head_dim),
         cpu_isa: Some(used),
         // A task is one core's work.
         threads: 1,
@@ -32,13 +32,19 @@ pub(super) fn select(p: &Problem, isa: CpuIsa) -> Result<Selection> {
         row_groups: p.m_tiles().div_ceil(ROW_TILES),
         waves_per_eu: 0,
         merges_tasks: false,
-        reason: why.to_string(),
+        reason: Reason(Why::Cpu(why)),
         key: KernelKey::new(
             p,
             ArchName::Cpu(used),
             Tile { m_tiles: p.m_tiles().min(ROW_TILES), tokens: TILE_TOKENS, flags: Flags::default() },
         ),
     })
+}
+
+/// `cpu_ISA_KV_dHEAD`.
+pub(super) fn kernel_name(key: &KernelKey) -> String {
+    let isa = if let ArchName::Cpu(isa) = key.arch { isa.name() } else { "" };
+    format!("cpu_{isa}_{}_d{}", key.kv_dtype.name(), key.head_dim)
 }
 
 /// The instruction set that computes on a CPU with `isa`, and why.

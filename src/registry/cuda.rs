@@ -7,6 +7,7 @@ use candle::{DType, Result, bail};
 use super::arch::{Arch, ArchName};
 use super::flags::Flags;
 use super::problem::{M_TILE_ROWS, Problem, ScaleMode};
+use super::reason::{self, Reason};
 use super::select::{KernelKey, Selection, Tile};
 use crate::cache::{CacheLayout, KvDtype};
 
@@ -122,12 +123,12 @@ fn misses_tensor_cores(p: &Problem, arch: &Arch) -> Option<&'static str> {
 }
 
 /// The cuts for a problem, the fastest first, and why they are; docs/cuda-notes.md has the measurements.
-fn shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, String) {
+fn shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
     let rows = p.query_len.saturating_mul(p.group());
     if rows > M_TILE_ROWS { shapes_of_many_rows(p, arch, rows) } else { decode_shapes(p, arch) }
 }
 
-fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>, String) {
+fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>, For) {
     let row_warps = if rows > 2 * M_TILE_ROWS { 4 } else { 2 };
     let of = |(groups, stages, chunk)| CudaShape::of(row_warps, groups, stages, chunk);
     let mut shapes = vec![];
@@ -138,20 +139,17 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
         shapes.push(if third_group { CudaShape::warpgroups(3, 2) } else { CudaShape::warpgroups(2, 3) });
     }
     shapes.extend([(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(of));
-    (shapes, format!("{}for {rows} query rows of a KV head", if by_warpgroup { "warpgroup products " } else { "" }))
+    (shapes, For::Rows { rows, by_warpgroup })
 }
 
-fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, String) {
+fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
     let of = |(groups, stages, chunk)| CudaShape::of(1, groups, stages, chunk);
     let sms = arch.compute_units;
     let fp8 = p.kv_dtype == KvDtype::Fp8;
     let (best, why) = match p.workgroups() {
-        blocks if blocks > sms => {
-            let turns = if blocks > sms.saturating_mul(2) { " in turns" } else { "" };
-            (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, format!("two blocks a SM for {blocks}{turns} on {sms} SMs"))
-        }
-        _ if p.one_tile_tasks => ((4, 3, 32), format!("few warps for tasks of one tile, {} tokens", arch.name.tile_tokens())),
-        _ => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, "one block a SM".to_string()),
+        blocks if blocks > sms => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, For::ManyBlocks { blocks, sms }),
+        _ if p.one_tile_tasks => ((4, 3, 32), For::OneTile(arch.name.tile_tokens())),
+        _ => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, For::ABlockEach),
     };
     let smaller = [(4, 3, 32), (4, 3, 16), (4, 2, 32), (4, 2, 16), (2, 2, 16)];
     let shapes = [best].into_iter().chain(smaller).map(of).collect();
@@ -176,14 +174,71 @@ fn merges_tasks(p: &Problem) -> bool {
     !p.one_partition() && p.capacity > 1
 }
 
-/// How the plan's slots are merged.
-fn merge_text(p: &Problem) -> String {
-    if !merges_tasks(p) {
-        return "no reducer".to_string();
+/// What a cut is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum For {
+    Rows { rows: usize, by_warpgroup: bool },
+    ManyBlocks { blocks: usize, sms: usize },
+    OneTile(usize),
+    ABlockEach,
+}
+
+impl fmt::Display for For {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Rows { rows, by_warpgroup } => {
+                write!(f, "{}for {rows} query rows of a KV head", if by_warpgroup { "warpgroup products " } else { "" })
+            }
+            Self::ManyBlocks { blocks, sms } => {
+                let turns = if blocks > sms.saturating_mul(2) { " in turns" } else { "" };
+                write!(f, "two blocks a SM for {blocks}{turns} on {sms} SMs")
+            }
+            Self::OneTile(tokens) => write!(f, "few warps for tasks of one tile, {tokens} tokens"),
+            Self::ABlockEach => f.write_str("one block a SM"),
+        }
     }
-    let rows = p.batch.saturating_mul(if p.per_head_tables { p.kv_heads } else { 1 });
-    let warps = reducer_warps(p.capacity.div_ceil(rows.max(1)));
-    format!("{} slots, a reducer of {warps} warp{} a row", p.capacity, if warps == 1 { "" } else { "s" })
+}
+
+/// The tile, and how the plan's slots are merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Why {
+    tile: Chosen,
+    /// Slots, and warps of the reducer; `None` where nothing is merged.
+    merge: Option<(usize, usize)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Chosen {
+    TensorCores(CudaShape, For),
+    /// And what of the problem tensor cores do not take.
+    Plain(&'static str),
+}
+
+impl Why {
+    fn new(p: &Problem, tile: Chosen) -> Self {
+        let rows = p.batch.saturating_mul(if p.per_head_tables { p.kv_heads } else { 1 });
+        let merge = merges_tasks(p).then(|| (p.capacity, reducer_warps(p.capacity.div_ceil(rows.max(1)))));
+        Self { tile, merge }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.tile {
+            Chosen::TensorCores(shape, why) => write!(f, "tensor cores, {}, {why}; ", shape.in_words())?,
+            Chosen::Plain(misses) => write!(f, "the plain tile, without tensor cores: {misses}; ")?,
+        }
+        match self.merge {
+            Some((slots, warps)) => write!(f, "{slots} slots, a reducer of {warps} warp{} a row", if warps == 1 { "" } else { "s" }),
+            None => f.write_str("no reducer"),
+        }
+    }
+}
+
+/// `pa_ARCH_KV_dHEAD_pPAGE_CUT`.
+pub(super) fn kernel_name(key: &KernelKey) -> String {
+    let cut = key.cuda.map_or_else(|| "plain".to_string(), |shape| shape.to_string());
+    format!("pa_{}_{}_d{}_p{}_{cut}", key.arch, key.kv_dtype.name(), key.head_dim, key.page_size)
 }
 
 pub(super) fn select(p: &Problem, arch: &Arch) -> Result<Selection> {
@@ -197,7 +252,7 @@ pub(crate) fn select_plain(p: &Problem, arch: &Arch) -> Result<Selection> {
 }
 
 /// The tensor-core tile, or where `misses` says why not, the plain one.
-fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Selection> {
+fn select_among(p: &Problem, arch: &Arch, misses: Option<&'static str>) -> Result<Selection> {
     let name = arch.name;
     let step = if p.kv_dtype == KvDtype::Mxfp4 { 32 } else { 8 };
     if !p.head_dim.is_multiple_of(step) || p.head_dim > 1024 {
@@ -210,14 +265,13 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
         bail!("scales: {name} kernels apply scales to FP8 and MXFP4 caches, the cache is {:?}", p.kv_dtype)
     }
     let fits = |shape: &CudaShape| shape.shared_bytes(p) <= arch.lds_bytes;
-    let without = |what: &str| (None, format!("the plain tile, without tensor cores: {what}; {}", merge_text(p)));
-    let (shape, reason) = match misses {
-        Some(what) => without(what),
+    let (shape, chosen) = match misses {
+        Some(what) => (None, Chosen::Plain(what)),
         None => {
             let (shapes, why) = shapes(p, arch);
             match shapes.into_iter().find(fits) {
-                Some(shape) => (Some(shape), format!("tensor cores, {}, {why}; {}", shape.in_words(), merge_text(p))),
-                None => without("the shared memory holds no two stages"),
+                Some(shape) => (Some(shape), Chosen::TensorCores(shape, why)),
+                None => (None, Chosen::Plain("the shared memory holds no two stages")),
             }
         }
     };
@@ -228,9 +282,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
     if shared > arch.lds_bytes {
         bail!("head_dim: a tile of head_dim {} needs {shared} bytes of shared memory, {name} has {}", p.head_dim, arch.lds_bytes)
     }
-    let cut = shape.map_or_else(|| "plain".to_string(), |shape| shape.to_string());
     Ok(Selection {
-        kernel: format!("pa_{name}_{}_d{}_p{}_{cut}", p.kv_dtype.name(), p.head_dim, p.page_size),
         cpu_isa: None,
         threads,
         lds_bytes: shared,
@@ -238,7 +290,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&str>) -> Result<Select
         row_groups: p.query_len.saturating_mul(p.group()).div_ceil(rows).max(1),
         waves_per_eu: 0,
         merges_tasks: merges_tasks(p),
-        reason,
+        reason: Reason(reason::Why::Cuda(Why::new(p, chosen))),
         key: KernelKey { cuda: shape, ..KernelKey::new(p, name, Tile { m_tiles: 1, tokens: name.tile_tokens(), flags: Flags::default() }) },
     })
 }
@@ -272,7 +324,7 @@ mod tests {
 
     /// The reason that a call is given, which `explain` shows.
     fn reason(p: &Problem) -> String {
-        select(p, &Arch::sm90()).unwrap().reason
+        select(p, &Arch::sm90()).unwrap().reason.to_string()
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod cuda;
 mod flags;
 mod lds;
 mod problem;
+mod reason;
 mod select;
 
 pub use arch::{Arch, ArchName, CpuIsa};
@@ -19,6 +20,7 @@ pub(crate) use cuda::block_rows;
 pub(crate) use cuda::{reducer_warps, select_plain};
 pub use flags::{Flags, Missing};
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
+pub use reason::Reason;
 #[cfg(feature = "rocm")]
 pub(crate) use select::select_among;
 pub use select::{KernelKey, Selection, missing_requirements, preferred_layout, select};

@@ -27,7 +27,7 @@ pub enum ScaleMode {
 ///
 /// let verify = Problem { batch: 8, query_len: 4, ..Problem::default() };
 /// let selection = select(&verify, &Arch::gfx950())?;
-/// assert_eq!(selection.kernel, "pa_bf16_d128_p128_m4_mtp_fused");
+/// assert_eq!(selection.kernel(), "pa_bf16_d128_p128_m4_mtp_fused");
 /// # Ok::<(), candle::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,6 +6,7 @@ use super::arch::{Arch, ArchName, CpuIsa};
 use super::cuda::CudaShape;
 use super::flags::{Flags, Missing};
 use super::problem::{Problem, ScaleMode};
+use super::reason::Reason;
 use super::{amd, cpu, cuda};
 use crate::cache::{CacheLayout, KvDtype};
 
@@ -87,8 +88,6 @@ impl KernelKey {
 /// The kernel chosen for a problem, and how it is launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// Readable name; the key tells specializations apart.
-    pub kernel: String,
     /// What the kernel is specialized on.
     pub key: KernelKey,
     /// The instruction set of a CPU kernel.
@@ -107,10 +106,19 @@ pub struct Selection {
     /// `direct_output` stores partial results however many tasks a row has, the CPU merges in the same call.
     pub merges_tasks: bool,
     /// One line: what was chosen and why.
-    pub reason: String,
+    pub reason: Reason,
 }
 
 impl Selection {
+    /// The kernel's readable name, made of the key; the key tells specializations apart.
+    pub fn kernel(&self) -> String {
+        match self.key.arch {
+            ArchName::Cpu(_) => cpu::kernel_name(&self.key),
+            ArchName::Gfx942 | ArchName::Gfx950 | ArchName::Gfx1250 => amd::kernel_name(&self.key),
+            ArchName::Sm80 | ArchName::Sm89 | ArchName::Sm90 => cuda::kernel_name(&self.key),
+        }
+    }
+
     /// The schedule flags.
     pub fn flags(&self) -> &Flags {
         &self.key.flags

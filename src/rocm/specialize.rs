@@ -82,7 +82,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
     Ok(Specialization {
         arch: key.arch,
         source: if key.kv_dtype == KvDtype::Mxfp4 { Source::TileMxfp4 } else { Source::Tile },
-        kernel: selection.kernel.clone(),
+        kernel: selection.kernel(),
         defines,
         options: preload_options(key),
     })

@@ -61,7 +61,7 @@ fn registers_and_lds() {
             let module = module("gfx950", &flags_of(&selection));
             let kernel = module.kernel(KERNEL).unwrap();
             let (total, split) = kernel.register_file();
-            let (lds, name) = (kernel.group_segment_size, format!("{} {q_dtype:?}", selection.kernel));
+            let (lds, name) = (kernel.group_segment_size, format!("{} {q_dtype:?}", selection.kernel()));
             println!("{name:50} {total:5} {:5} {lds:6} ({})", total - split, selection.lds_bytes);
             assert!(lds <= selection.lds_bytes && kernel.private_segment_size == 0, "{name}");
         }

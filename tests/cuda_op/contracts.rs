@@ -199,7 +199,7 @@ fn a_call_explains_itself() -> Result<()> {
         let Case { q, key_cache, value_cache, block_tables, context_lens, options, .. } = &on(&case, &device, tables)?;
         let summary = explain_call(q, key_cache, value_cache, block_tables, context_lens, options)?;
         assert!(summary.tasks >= 2, "{summary:?}");
-        assert!(summary.selection.kernel.contains("bf16_d128_p16") && !summary.selection.reason.is_empty(), "{summary:?}");
+        assert!(summary.selection.kernel().contains("bf16_d128_p16") && !summary.selection.reason.to_string().is_empty(), "{summary:?}");
     }
     Ok(())
 }

@@ -116,7 +116,7 @@ fn k1_bf16_mtp_fused() {
     );
     absent(|f| f.bf16_mtp_fused, &base, &others());
     let chosen = selection(&base, &Arch::gfx950());
-    assert_eq!(chosen.kernel, "pa_bf16_d128_p128_m4_mtp_fused");
+    assert_eq!(chosen.kernel(), "pa_bf16_d128_p128_m4_mtp_fused");
     assert_eq!((chosen.key.m_tiles, chosen.row_groups, chosen.waves_per_eu), (4, 1, 2));
     // Two workgroups a CU share its LDS.
     assert!(2 * chosen.lds_bytes <= Arch::gfx950().lds_bytes, "{} bytes", chosen.lds_bytes);
@@ -169,7 +169,7 @@ fn k4_fp8_mtp4() {
         absent(flag, &base, &others());
     }
     let chosen = selection(&base, &Arch::gfx950());
-    assert_eq!((chosen.kernel.as_str(), chosen.waves_per_eu), ("pa_fp8_d128_p128_m4_token_mtp4_lean", 2));
+    assert_eq!((chosen.kernel().as_str(), chosen.waves_per_eu), ("pa_fp8_d128_p128_m4_token_mtp4_lean", 2));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn k8_dual_group() {
         check(flag, &arch, &scalar, &[PER_TOKEN, F16], &[NO_SCALE]);
         let chosen = selection(&scalar, &arch);
         assert_eq!(chosen.threads, 512);
-        assert!(chosen.kernel.ends_with("_dual"), "{}", chosen.kernel);
+        assert!(chosen.kernel().ends_with("_dual"), "{}", chosen.kernel());
         assert!(chosen.lds_bytes <= arch.lds_bytes);
     }
     let base = Problem { max_partitions: Some(1), ..bf16() };
@@ -338,6 +338,6 @@ fn missing_requirements_mirror_the_flags() {
     }
     let small_page = Problem { query_len: 4, page_size: 64, ..bf16() };
     assert_eq!(missing_requirements(&small_page, &arch).unwrap().unwrap().bf16_mtp_fused, Some("page 128"));
-    assert_eq!(selection(&small_page, &arch).reason, "generic tile: the fused BF16 tile needs page 128");
+    assert_eq!(selection(&small_page, &arch).reason.to_string(), "generic tile: the fused BF16 tile needs page 128");
     assert!(missing_requirements(&Problem { layout: CacheLayout::Nhd, ..bf16() }, &Arch::sm90()).unwrap().is_none());
 }

@@ -15,7 +15,7 @@ fn with_layout(arch: &Arch, problem: Problem) -> Problem {
 /// Expects an error that holds every word.
 fn refused(problem: &Problem, arch: &Arch, words: &[&str]) {
     let error = match select(problem, arch) {
-        Ok(chosen) => panic!("{arch} took {problem:?} as {}", chosen.kernel),
+        Ok(chosen) => panic!("{arch} took {problem:?} as {}", chosen.kernel()),
         Err(error) => error.to_string(),
     };
     for word in words {
@@ -156,8 +156,8 @@ fn the_cpu_uses_bf16_products_only_where_they_are_exact() {
             };
             assert_eq!(chosen.cpu_isa, Some(expected), "{kv_dtype:?} on {isa:?}");
             assert_eq!(chosen.key.arch, ArchName::Cpu(expected));
-            assert_eq!(chosen.kernel, format!("cpu_{}_{}_d128", expected.name(), kv_dtype.name()));
-            assert!(!chosen.needs_reducer() && !chosen.reason.is_empty());
+            assert_eq!(chosen.kernel(), format!("cpu_{}_{}_d128", expected.name(), kv_dtype.name()));
+            assert!(!chosen.needs_reducer() && !chosen.reason.to_string().is_empty());
         }
     }
     for head_dim in (8..=1024).step_by(8) {

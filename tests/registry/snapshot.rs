@@ -69,7 +69,8 @@ fn grid() -> Vec<(String, Vec<Problem>)> {
 
 /// Every field of a selection that its row does not give, after checking those the key copies from the problem.
 fn describe(problem: &Problem, chosen: &Selection, arch: &Arch) -> String {
-    let Selection { kernel, key, cpu_isa, threads, lds_bytes: _, staged_bytes: _, row_groups, waves_per_eu, merges_tasks, reason } = chosen;
+    let Selection { key, cpu_isa, threads, lds_bytes: _, staged_bytes: _, row_groups, waves_per_eu, merges_tasks, reason } = chosen;
+    let (kernel, reason) = (chosen.kernel(), reason.to_string());
     let copied = KernelKey {
         arch: arch.name,
         head_dim: problem.head_dim,
@@ -93,7 +94,7 @@ fn describe(problem: &Problem, chosen: &Selection, arch: &Arch) -> String {
     assert_eq!(key, &copied);
     assert_eq!((cpu_isa, merges_tasks), (&None, &false));
     assert!(!reason.is_empty() && !reason.contains('\n'));
-    let marks = schedule_marks(problem, kernel, key.m_tiles);
+    let marks = schedule_marks(problem, &kernel, key.m_tiles);
     let Flags { kernarg_preload, .. } = key.flags;
     let flags = key.flags.names().join(" ");
     let (m, eu) = (key.m_tiles, waves_per_eu);
@@ -222,7 +223,7 @@ fn equal_keys_have_equal_names_and_launches() {
     for arch in [Arch::gfx942(304), Arch::gfx950()] {
         for problem in grid().into_iter().flat_map(|(_, problems)| problems) {
             if let Ok(chosen) = select(&problem, &arch) {
-                let launch = (chosen.kernel.clone(), chosen.threads);
+                let launch = (chosen.kernel(), chosen.threads);
                 assert_eq!(seen.entry(chosen.key).or_insert_with(|| launch.clone()), &launch);
             }
         }
