@@ -1,13 +1,16 @@
 //! From a selection or a shape to macros: what is passed, under which name, and what stays off because no kernel has it.
 #![cfg(feature = "rocm")]
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::jit::{Source, Specialization};
-use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
+use candle_paged_attn::registry::{Arch, ArchName, KernelKey, Problem, ScaleMode, select};
 use candle_paged_attn::rocm::specialize::{self, WriteKey};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 
 fn define<'a>(spec: &'a Specialization, name: &str) -> &'a str {
     let mut values = spec.defines.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str());
@@ -78,6 +81,67 @@ fn every_macro_of_the_tile_follows_the_problem() {
         (default.kernel.as_str(), other.kernel.as_str()),
         ("pa_bf16_d128_p128_m1_nt", "pa_fp8_d192_p32_m2_token_vllm_window_softcap_direct")
     );
+}
+
+/// A kernel that was loaded is found again by its key alone.
+#[test]
+fn problems_of_one_key_are_one_specialization() {
+    let mut known: HashMap<KernelKey, (Problem, Specialization)> = HashMap::new();
+    let mut shared = 0;
+    for p in random_problems(20_000) {
+        for arch in [Arch::gfx950(), Arch::gfx942(304)] {
+            let Ok(selection) = specialize::select(&p, &arch) else { continue };
+            let spec = specialize::tile(&selection).unwrap();
+            let (first, known) = known.entry(selection.key).or_insert_with(|| (p.clone(), spec.clone()));
+            assert_eq!(*known, spec, "{first:?} and {p:?} on {arch}");
+            shared += usize::from(*first != p);
+        }
+    }
+    assert!(known.len() > 1000 && shared > 1000, "{} keys, {shared} problems of keys that others have", known.len());
+}
+
+/// Problems that differ in what keys hold and in what they leave out.
+fn random_problems(count: usize) -> Vec<Problem> {
+    let mut rng = StdRng::seed_from_u64(rand::random());
+    let mut problem = || {
+        let (kv_dtype, scales, layout) = *[
+            (KvDtype::Bf16, ScaleMode::None, CacheLayout::Shuffled),
+            (KvDtype::F16, ScaleMode::None, CacheLayout::Vllm),
+            (KvDtype::Fp8, ScaleMode::None, CacheLayout::Shuffled),
+            (KvDtype::Fp8, ScaleMode::PerToken, CacheLayout::Shuffled),
+            (KvDtype::Mxfp4, ScaleMode::Block, CacheLayout::Hnd),
+        ]
+        .choose(&mut rng)
+        .unwrap();
+        let mut of = |sizes: &[usize]| *sizes.choose(&mut rng).unwrap();
+        let kv_heads = of(&[1, 2, 8]);
+        Problem {
+            batch: of(&[1, 7, 300]),
+            q_heads: kv_heads * of(&[1, 8, 24]),
+            kv_heads,
+            head_dim: of(&[64, 128, 192, 256, 512]),
+            page_size: of(&[16, 64, 128, 512]),
+            query_len: of(&[1, 1, 2, 4]),
+            query_dtype: [DType::BF16, DType::F32][of(&[0, 1])],
+            kv_dtype,
+            layout,
+            scales,
+            max_pages: of(&[1, 40, 700, 30_000]),
+            per_head_tables: of(&[0, 1]) == 1,
+            ragged: of(&[0, 1]) == 1,
+            windowed: of(&[0, 0, 1]) == 1,
+            softcap: of(&[0, 0, 1]) == 1,
+            sinks: of(&[0, 0, 1]) == 1,
+            positive_scale: of(&[0, 1, 1]) == 1,
+            output_like_query: of(&[0, 1]) == 1,
+            plan_free: of(&[0, 1]) == 1,
+            max_partitions: None,
+            capacity: of(&[1, 256, 512]),
+            one_tile_tasks: of(&[0, 1]) == 1,
+            kernarg_preload: of(&[0, 14]),
+        }
+    };
+    (0..count).map(|_| problem()).collect()
 }
 
 #[test]

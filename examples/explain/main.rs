@@ -52,9 +52,9 @@ fn explain(args: &Args) -> Result<()> {
     let shape = args.shape.resolve(&arch)?;
     let request = shape.request();
     let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
+    let problem = shape.problem(plan.capacity());
     // What a call whose tables are on the host finds in its plan.
-    let plan_free = shape.plan_free || arch.name.is_cuda() && plan.is_one_task_a_row();
-    let problem = Problem { plan_free, one_tile_tasks: plan.longest_task() <= 1, ..shape.problem(plan.capacity()) };
+    let problem = if arch.name.is_cuda() { problem.with_plan(&plan) } else { problem };
     let selection = select(&problem, &arch)?;
 
     let panels = panels(&shape, &arch, &selection)?;

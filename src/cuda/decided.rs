@@ -15,7 +15,7 @@ use crate::op::decide::{HostTables, Prepared, check_covers, check_tables, longes
 use crate::op::shapes::Shapes;
 use crate::options::PlanChoice;
 use crate::plan::{HostPlan, PLANNER_THREADS};
-use crate::registry::{self, Problem, Selection};
+use crate::registry::{self, Problem, Selection, Tasks};
 
 /// Where a call's tasks come from.
 pub(super) enum Plan {
@@ -144,23 +144,12 @@ impl Plan {
 
     /// The call as the registry sees it.
     pub fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu) -> Problem {
-        let one_tile_tasks = match self {
-            Self::Host(plan) => plan.longest_task() <= 1,
-            Self::Device { one_tile_tasks, .. } => *one_tile_tasks,
-            Self::Free => table_tiles(shapes, gpu) <= 1,
+        let tasks = match self {
+            Self::Host(plan) => Tasks::of(plan),
+            Self::Device { capacity, one_tile_tasks, .. } => Tasks { slots: *capacity, one_a_row: false, of_one_tile: *one_tile_tasks },
+            Self::Free => Tasks { slots: plan_rows(shapes), one_a_row: true, of_one_tile: table_tiles(shapes, gpu) <= 1 },
         };
-        // The plan's to say, not the options', which a given plan need not follow.
-        let (plan_free, max_partitions) = (self.is_one_task_a_row(), None);
-        Problem { plan_free, max_partitions, one_tile_tasks, ..problem(shapes, call, query_len, self.slots(shapes), &gpu.arch) }
-    }
-
-    /// Whether no row has several tasks, as far as the host knows.
-    fn is_one_task_a_row(&self) -> bool {
-        match self {
-            Self::Host(plan) => plan.is_one_task_a_row(),
-            Self::Device { .. } => false,
-            Self::Free => true,
-        }
+        problem(shapes, call, query_len, tasks, &gpu.arch)
     }
 }
 

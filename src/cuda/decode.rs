@@ -11,18 +11,19 @@ use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, check_device, cuda_storage, meta, write_address};
 use super::record::maybe_record;
-use super::small::{Room, Small, as_bytes, check_contiguous};
+use super::small::{Room, Small, check_contiguous};
 use super::specialize;
 use super::strides::{self, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
 use crate::gpu::args::{CudaTileArgs, Paged, PlanArgs, ReduceArgs};
+use crate::gpu::bytes::as_bytes;
 use crate::gpu::launch::{self, LaunchShape};
 use crate::gpu::plan_shape::{PlanShape, clamp};
 use crate::op::call::Meta;
 use crate::op::locks::Locks;
 use crate::op::{CallSummary, PagedDecode};
-use crate::options::{DecodeOptions, KvScale, PlanChoice};
+use crate::options::{KvScale, PlanChoice};
 use crate::registry::{self, ScaleMode, block_rows};
 
 /// A tensor's storage with its layout.
@@ -46,23 +47,29 @@ pub(crate) fn attend_new(
     Ok((out, lse))
 }
 
+/// What is known of a call that is to follow with the same tensors.
+pub(crate) struct Ready {
+    decided: Decided,
+    strides: Strides,
+}
+
 /// The decisions of a call that is to follow with the same tensors; its kernels are loaded.
-pub(crate) fn decide(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<Decided> {
+pub(crate) fn decide(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value: Operand<'_>) -> Result<Ready> {
     let call = Checked::new(op, q, key, value, None)?;
     call.load()?;
-    Ok(call.decided)
+    Ok(Ready { decided: call.decided, strides: call.strides })
 }
 
 /// Attends into fresh contiguous storage of q's shape and dtype, as was decided.
 pub(crate) fn attend_decided(
     op: &PagedDecode,
-    decided: Decided,
+    Ready { decided, strides }: Ready,
     q: Operand<'_>,
     key: Operand<'_>,
     value: Operand<'_>,
 ) -> Result<CudaStorage> {
     let device = &q.0.device;
-    let call = Checked { op, q, key, value, gpu: Gpu::of(device)?, stream: device.cuda_stream(), decided };
+    let call = Checked { op, q, key, value, gpu: Gpu::of(device)?, stream: device.cuda_stream(), decided, strides };
     let layout = Layout::contiguous(q.1.shape());
     let mut out = empty(call.decided.shapes.q_dtype, layout.shape().elem_count(), device)?;
     call.run((&mut out, &layout), None)?;
@@ -114,6 +121,30 @@ struct Checked<'a> {
     gpu: Arc<Gpu>,
     stream: Arc<CudaStream>,
     decided: Decided,
+    strides: Strides,
+}
+
+/// What the kernels are told of q, the cache and the tables.
+#[derive(Clone, Copy)]
+struct Strides {
+    q: [usize; 2],
+    key: Paged,
+    value: Paged,
+    /// From a row of the tables to the next, where they are on the device.
+    table_row: i64,
+}
+
+impl Strides {
+    fn of(op: &PagedDecode, [q, key, value]: [&Layout; 3]) -> Result<Self> {
+        let (layout, tables) = (op.options.layout, &op.block_tables);
+        Ok(Self {
+            q: strides::rows("q", q)?,
+            key: paged("key_cache", key, layout, layout.key_strides(key))?,
+            value: paged("value_cache", value, layout, layout.value_strides(value))?,
+            // From the host they come in order.
+            table_row: if tables.device().is_cpu() { tables.dims()[tables.rank() - 1] as i64 } else { table_row(tables.layout())? },
+        })
+    }
 }
 
 impl<'a> Checked<'a> {
@@ -126,25 +157,25 @@ impl<'a> Checked<'a> {
         let metas = [meta("q", q.0, q.1)?, meta("key_cache", key.0, key.1)?, meta("value_cache", value.0, value.1)?];
         let call = op.call(metas, out);
         let mut decided = if on_host(op)? { decide_on_host(op, &call, &gpu)? } else { decide_on_device(op, &call, &gpu, &stream)? };
-        if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &op.options, &stream)? {
+        let strides = Strides::of(op, [q.1, key.1, value.1])?;
+        if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &strides, &stream) {
             let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
-        let checked = Self { op, q, key, value, gpu, stream, decided };
+        let checked = Self { op, q, key, value, gpu, stream, decided, strides };
         checked.check_forms()?;
         Ok(checked)
     }
 }
 
 /// Whether the tensor-core tile can load the tensors by its 16 bytes (q by 4).
-fn is_tile_aligned(operands: [Operand<'_>; 3], metas: [Meta<'_>; 3], options: &DecodeOptions, stream: &CudaStream) -> Result<bool> {
+fn is_tile_aligned(operands: [Operand<'_>; 3], metas: [Meta<'_>; 3], strides: &Strides, stream: &CudaStream) -> bool {
     let mut reads = Reads::new(stream);
     let [q, key, value] = operands.map(|(storage, layout)| reads.address(storage, layout));
-    let [row, head] = strides::rows("q", metas[0].layout)?;
-    let steps = |paged: crate::cache::KvStrides| [paged.page as i64, paged.head as i64, paged.token as i64];
-    Ok(is_aligned(q, &metas[0], &[row as i64, head as i64], 4)
-        && is_aligned(key, &metas[1], &steps(options.layout.key_strides(metas[1].layout)), 16)
-        && is_aligned(value, &metas[2], &steps(options.layout.value_strides(metas[2].layout)), 16))
+    let steps = |paged: Paged| [paged.page, paged.head, paged.token];
+    is_aligned(q, &metas[0], &strides.q.map(|stride| stride as i64), 4)
+        && is_aligned(key, &metas[1], &steps(strides.key), 16)
+        && is_aligned(value, &metas[2], &steps(strides.value), 16)
 }
 
 impl Checked<'_> {
@@ -183,7 +214,7 @@ impl Checked<'_> {
         if decided.is_planned_here() {
             self.launch_planner([context_lens, query_start], [work, reduce])?;
         }
-        let [q_row, q_head] = strides::rows("q", self.q.1)?;
+        let [q_row, q_head] = self.strides.q;
         let [out_row, out_head] = strides::rows("out", out.1)?;
         let out_layout = out.1;
         let (out, _out_guard) = write_address(out.0, out_layout, stream);
@@ -206,16 +237,13 @@ impl Checked<'_> {
             lse: lse.as_ref().map_or(0, |(address, _)| *address),
             partial: base + laid.partial as u64,
             statistics: base + laid.statistics as u64,
-            table_row: match &smalls[0].1 {
-                Small::Host(_) => shapes.max_pages as i64,
-                Small::None | Small::Device(..) => table_row(op.block_tables.layout())?,
-            },
+            table_row: self.strides.table_row,
             q_row: q_row as i64,
             q_head: q_head as i64,
             out_row: out_row as i64,
             out_head: out_head as i64,
-            key_stride: paged("key_cache", self.key.1, options.layout, options.layout.key_strides(self.key.1))?,
-            value_stride: paged("value_cache", self.value.1, options.layout, options.layout.value_strides(self.value.1))?,
+            key_stride: self.strides.key,
+            value_stride: self.strides.value,
             k_scale_stride,
             v_scale_stride,
             scale_log2: shapes.softmax_scale * std::f32::consts::LOG2_E,
@@ -291,7 +319,7 @@ impl Checked<'_> {
             Small::None | Small::Device(..) => 0,
         });
         let records = match plan {
-            Plan::Host(plan) => Some([plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| room.upload(&as_bytes(records)))),
+            Plan::Host(plan) => Some([plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| room.upload(as_bytes(records)))),
             Plan::Device { .. } | Plan::Free => None,
         };
         let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
@@ -418,9 +446,6 @@ impl Checked<'_> {
     /// Refuses what the kernels have no arguments for, and what a graph cannot take: before anything is enqueued, so before an append writes.
     fn check_forms(&self) -> Result<()> {
         let (options, mode) = (&self.op.options, self.decided.selection.key.scales);
-        strides::rows("q", self.q.1)?;
-        paged("key_cache", self.key.1, options.layout, options.layout.key_strides(self.key.1))?;
-        paged("value_cache", self.value.1, options.layout, options.layout.value_strides(self.value.1))?;
         if mode != ScaleMode::None {
             check_scale("k_scale", &options.k_scale, mode)?;
             check_scale("v_scale", &options.v_scale, mode)?;
@@ -429,9 +454,6 @@ impl Checked<'_> {
         let others =
             [("context_lens", Some(context_lens)), ("query_start", options.query_start.as_ref()), ("sinks", options.sinks.as_ref())];
         others.iter().try_for_each(|(name, tensor)| check_contiguous(name, *tensor))?;
-        if !block_tables.device().is_cpu() {
-            table_row(block_tables.layout())?;
-        }
         if let PlanChoice::Given(given) = &options.plan {
             check_contiguous("plan", Some(given.work_info()))?;
             check_contiguous("plan", Some(given.reduce_info()))?;

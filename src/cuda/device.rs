@@ -73,7 +73,7 @@ impl Gpu {
     }
 
     pub fn tile(&self, stream: &CudaStream, selection: &Selection) -> Result<Kernel> {
-        self.kernel(stream, KernelId::Tile(selection.key.clone()), selection.lds_bytes, || specialize::tile(selection))
+        self.kernel(stream, KernelId::Tile(selection.key), selection.lds_bytes, || specialize::tile(selection))
     }
 
     pub fn reducer(

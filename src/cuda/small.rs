@@ -1,12 +1,18 @@
 //! A call's small tensors, and where in the workspace they and its scratch memory go.
 
-use candle::{DType, Device, Layout, Result, Storage, Tensor, bail};
+use std::borrow::Cow;
+
+use candle::{Device, Layout, Result, Storage, Tensor, bail};
+
+use crate::cache::check_bounds;
+use crate::gpu::bytes::contiguous_bytes;
+use crate::op::host::cpu_storage;
 
 /// A small tensor on the device, or its bytes on the host to be uploaded.
 pub(super) enum Small<'a> {
     None,
     Device(&'a Storage, &'a Layout),
-    Host(Vec<u8>),
+    Host(Cow<'a, [u8]>),
 }
 
 impl<'a> Small<'a> {
@@ -14,7 +20,11 @@ impl<'a> Small<'a> {
     pub fn of(name: &str, tensor: Option<&'a Tensor>, storage: impl FnOnce() -> &'a Storage) -> Result<Self> {
         let Some(tensor) = tensor else { return Ok(Self::None) };
         match tensor.device() {
-            Device::Cpu => host_bytes(name, tensor).map(Self::Host),
+            Device::Cpu => {
+                let (storage, layout) = (cpu_storage(name, storage())?, tensor.layout());
+                check_bounds(name, storage, layout)?;
+                contiguous_bytes((storage, layout)).map(Self::Host)
+            }
             _ => Ok(Self::Device(storage(), tensor.layout())),
         }
     }
@@ -28,17 +38,6 @@ pub(super) fn check_contiguous(name: &str, tensor: Option<&Tensor>) -> Result<()
         }
         _ => Ok(()),
     }
-}
-
-/// The elements of a small CPU tensor in order, four bytes each.
-fn host_bytes(name: &str, tensor: &Tensor) -> Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match tensor.dtype() {
-        DType::U32 => flat.to_vec1::<u32>()?.into_iter().flat_map(u32::to_ne_bytes).collect(),
-        DType::I32 => flat.to_vec1::<i32>()?.into_iter().flat_map(i32::to_ne_bytes).collect(),
-        DType::F32 => flat.to_vec1::<f32>()?.into_iter().flat_map(f32::to_ne_bytes).collect(),
-        other => bail!("{name}: dtype {other:?} is neither U32, I32 nor F32"),
-    })
 }
 
 /// The part of the workspace that a call lays out for itself.
@@ -66,8 +65,4 @@ impl Room {
         self.bytes = at + bytes;
         at
     }
-}
-
-pub(super) fn as_bytes(records: &[i32]) -> Vec<u8> {
-    records.iter().flat_map(|record| record.to_ne_bytes()).collect()
 }

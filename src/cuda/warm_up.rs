@@ -99,8 +99,10 @@ impl Needed {
             options,
         };
         let shapes = Shapes::new(&call)?;
-        // With one tile of context or less a call plans nothing.
-        for plan in [default_plan(&shapes, &PlanShape::of(&shapes, &call.options, query_len), gpu)?, Plan::Free] {
+        let planned = default_plan(&shapes, &PlanShape::of(&shapes, &call.options, query_len), gpu)?;
+        // A call may ask for no plan.
+        let free = (!matches!(planned, Plan::Free)).then_some(Plan::Free);
+        for plan in [Some(planned), free].into_iter().flatten() {
             let decided = Decided::new(shapes.clone(), query_len, plan, &call, gpu)?;
             if decided.is_split() {
                 self.reducers.insert(decided.reducer_cut(gpu));
@@ -108,7 +110,7 @@ impl Needed {
             if decided.is_planned_here() {
                 self.planners.insert(crate::plan::batch_bucket(decided.plan_rows()));
             }
-            self.tiles.entry(decided.selection.key.clone()).or_insert(decided.selection);
+            self.tiles.entry(decided.selection.key).or_insert(decided.selection);
         }
         Ok(())
     }

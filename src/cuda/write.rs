@@ -18,6 +18,7 @@ use crate::cache::{
     last_writes,
 };
 use crate::gpu::args::{Paged, WriteArgs};
+use crate::gpu::bytes::as_bytes;
 use crate::gpu::launch;
 use crate::gpu::plan_shape::clamp;
 use crate::op::locks::storage_address;
@@ -95,9 +96,9 @@ impl<'a> CacheWrite<'a> {
         let mut reads = Reads::new(stream);
         let slots = match &self.slots {
             Slots::Host(slots) => {
-                let bytes: Vec<u8> = slots.iter().flat_map(|slot| slot.to_ne_bytes()).collect();
+                let bytes = as_bytes(slots);
                 let at = workspace.room(bytes.len(), &mut own, stream)?;
-                workspace::upload(at, &bytes, stream)?;
+                workspace::upload(at, bytes, stream)?;
                 at
             }
             Slots::Device(slots) => {

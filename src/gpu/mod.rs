@@ -3,6 +3,8 @@
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod args;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
+pub(crate) mod bytes;
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod launch;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod plan_shape;

@@ -10,7 +10,7 @@ use super::host::{self, cpu_storage};
 use super::shapes::Shapes;
 use crate::cpu::{self, Row};
 use crate::plan::{HostPlan, PlanRequest};
-use crate::registry::{Arch, Problem, Selection};
+use crate::registry::{Arch, Problem, Selection, Tasks};
 
 /// Leading dwords of the AMD tile's arguments that are preloaded into scalar registers where the arch can.
 const TILE_PRELOAD: usize = 14;
@@ -41,12 +41,7 @@ impl Prepared {
         let shapes = Shapes::new(call)?;
         let rows = check_tables(&shapes, tables, call.options.window)?;
         let plan = plan(&shapes, &rows, call, given, arch)?;
-        // Whether each row is one task is the plan's to say, not the options', which a given plan need not follow.
-        let plan_free = plan.is_one_task_a_row();
-        let capacity = if plan_free { plan.reduce.len() } else { plan.capacity() };
-        let one_tile_tasks = plan.longest_task() <= 1;
-        let problem = Problem { plan_free, max_partitions: None, one_tile_tasks, ..problem(&shapes, call, longest(&rows), capacity, arch) };
-        let selection = select(&problem, arch)?;
+        let selection = select(&problem(&shapes, call, longest(&rows), Tasks::of(&plan), arch), arch)?;
         Ok(Self { shapes, rows, plan, selection })
     }
 
@@ -114,10 +109,10 @@ pub(crate) fn row_blocks(query_len: usize, group: usize) -> usize {
     query_len.saturating_mul(group).div_ceil(cpu::ROW_BLOCK).max(1)
 }
 
-/// The call as the registry sees it: `query_len` is its longest query, `capacity` its plan's slots.
-pub(crate) fn problem(shapes: &Shapes, call: &Call<'_>, query_len: usize, capacity: usize, arch: &Arch) -> Problem {
+/// The call as the registry sees it: `query_len` is its longest query, `tasks` its plan's.
+pub(crate) fn problem(shapes: &Shapes, call: &Call<'_>, query_len: usize, tasks: Tasks, arch: &Arch) -> Problem {
     let options = &call.options;
-    Problem {
+    let problem = Problem {
         batch: shapes.batch,
         q_heads: shapes.q_heads,
         kv_heads: shapes.dims.kv_heads,
@@ -136,10 +131,12 @@ pub(crate) fn problem(shapes: &Shapes, call: &Call<'_>, query_len: usize, capaci
         sinks: options.sinks.is_some(),
         positive_scale: shapes.softmax_scale > 0.0,
         output_like_query: call.out.is_none_or(|layout| layout.stride() == call.q.layout.stride()),
-        plan_free: options.plan.is_free(),
-        max_partitions: options.max_partitions,
-        capacity,
-        one_tile_tasks: false,
         kernarg_preload: if arch.name.is_amd() { TILE_PRELOAD } else { 0 },
-    }
+        // These are the tasks'.
+        plan_free: false,
+        max_partitions: None,
+        capacity: 0,
+        one_tile_tasks: false,
+    };
+    problem.with_tasks(tasks)
 }

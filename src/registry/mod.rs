@@ -19,6 +19,7 @@ pub(crate) use cuda::block_rows;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::{reducer_warps, select_plain};
 pub use flags::{Flags, Missing};
+pub(crate) use problem::Tasks;
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
 pub use reason::Reason;
 #[cfg(feature = "rocm")]

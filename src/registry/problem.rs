@@ -3,6 +3,7 @@
 use candle::{DType, Result, bail};
 
 use crate::cache::{CacheDims, CacheLayout, KvDtype};
+use crate::plan::HostPlan;
 
 /// Query rows (query token, head) of one matrix tile.
 pub const M_TILE_ROWS: usize = 16;
@@ -80,6 +81,23 @@ pub struct Problem {
     pub kernarg_preload: usize,
 }
 
+/// What a kernel is chosen by of a plan, as far as the host knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tasks {
+    pub slots: usize,
+    /// No row has several.
+    pub one_a_row: bool,
+    /// None is longer than a tile.
+    pub of_one_tile: bool,
+}
+
+impl Tasks {
+    /// Of a plan whose records the host has.
+    pub fn of(plan: &HostPlan) -> Self {
+        Self { slots: plan.capacity(), one_a_row: plan.is_one_task_a_row(), of_one_tile: plan.longest_task() <= 1 }
+    }
+}
+
 impl Default for Problem {
     /// Plain causal decode of one sequence with 16 query heads on one KV head, BF16, head_dim 128, page 128, in the AMD kernels' layout.
     fn default() -> Self {
@@ -112,6 +130,16 @@ impl Default for Problem {
 }
 
 impl Problem {
+    /// The same call by `plan`. Whether each row is one task is the plan's to say, not `max_partitions`', which a given plan need not follow.
+    pub fn with_plan(self, plan: &HostPlan) -> Self {
+        self.with_tasks(Tasks::of(plan))
+    }
+
+    pub(crate) fn with_tasks(self, tasks: Tasks) -> Self {
+        let Tasks { slots, one_a_row, of_one_tile } = tasks;
+        Self { plan_free: one_a_row, max_partitions: None, capacity: slots, one_tile_tasks: of_one_tile, ..self }
+    }
+
     /// Query heads of one KV head. 0 where `q_heads < kv_heads` or there is no KV head.
     pub fn group(&self) -> usize {
         self.q_heads.checked_div(self.kv_heads).unwrap_or(0)

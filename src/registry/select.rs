@@ -11,7 +11,7 @@ use super::{amd, cpu, cuda};
 use crate::cache::{CacheLayout, KvDtype};
 
 /// What a compiled kernel is specialized on: two calls with equal keys run the same code.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelKey {
     /// For a CPU kernel, the instruction set that computes.
     pub arch: ArchName,

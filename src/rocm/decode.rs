@@ -4,21 +4,23 @@ use candle::{DType, Result, bail};
 
 use super::device::RocmDevice;
 use super::launch::Launch;
+use super::module::KernelId;
 use super::plan::RocmPlan;
+use super::reducer::reducer;
 use super::scalar::Scalar;
 use super::scale::ScaleArgs;
 use super::specialize;
 use super::strides::{Rows, paged, table_row};
 use super::tensor::RocmTensor;
 use crate::gpu::args::{PlanArgs, ReduceArgs, TileArgs};
-use crate::gpu::launch::{self, LaunchShape};
+use crate::gpu::launch::LaunchShape;
 use crate::gpu::plan_shape::{PlanShape, clamp, longest_query};
 use crate::op::call::{Call, Described, options_meta};
 use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem};
 use crate::op::shapes::{Shapes, check_output};
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{PlannerBlock, TILE_TOKENS};
-use crate::registry::{Arch, M_TILE_ROWS, Selection};
+use crate::registry::{Arch, M_TILE_ROWS, Selection, Tasks};
 
 /// Options of a call on device tensors: scales, sinks, `query_start` and the plan live on the device.
 ///
@@ -177,7 +179,7 @@ impl Decode {
     /// Decides a call over device tensors from their shapes alone (and, where it is to be validated, from their contents).
     pub fn new(tensors: &Tensors<'_>, options: &RocmOptions) -> Result<Self> {
         let device = tensors.q.device();
-        let mut call = tensors.call(options);
+        let call = tensors.call(options);
         let shapes = Shapes::new(&call)?;
         let query_len = longest_query(&shapes, options)?;
         if options.validate && !device.is_capturing() {
@@ -187,22 +189,18 @@ impl Decode {
         let plan = match &options.plan {
             PlanChoice::Given(plan) => {
                 check_plan(plan, &plan_shape, device)?;
-                // Whether rows can be stored directly is the plan's to say, not the call's options'.
-                call.options.max_partitions = plan.shape().and_then(|shape| shape.max_partitions);
                 Some(plan.clone())
             }
             PlanChoice::Default if needs_plan(&shapes, plan_shape, device)? => Some(RocmPlan::uninitialised(plan_shape, device)?),
-            PlanChoice::Default | PlanChoice::Free => {
-                call.options.plan = PlanChoice::Free;
-                None
-            }
+            PlanChoice::Default | PlanChoice::Free => None,
         };
         let planner = match (&options.plan, &plan) {
             (PlanChoice::Default, Some(plan)) => Some(plan.planner(tensors.context_lens, options.query_start.as_ref())?),
             _ => None,
         };
-        let capacity = plan.as_ref().map_or(plan_shape.rows(), RocmPlan::capacity);
-        let selection = specialize::select(&problem(&shapes, &call, query_len, capacity, device.arch()), device.arch())?;
+        let free = Tasks { slots: plan_shape.rows(), one_a_row: true, of_one_tile: false };
+        let tasks = plan.as_ref().map_or(free, RocmPlan::tasks);
+        let selection = specialize::select(&problem(&shapes, &call, query_len, tasks, device.arch()), device.arch())?;
         let launches = Self::of(tensors, options, &Decided { shapes, query_len, selection }, plan.as_ref())?;
         Ok(Self { planner, _plan: plan, ..launches })
     }
@@ -274,7 +272,7 @@ impl Decode {
             rows: clamp(grid.rows),
             q_rows: clamp(shapes.rows),
         };
-        let kernel = device.kernel(&specialize::tile(selection)?)?;
+        let kernel = device.kernel_of(KernelId::Tile(selection.key), || specialize::tile(selection))?;
         // SAFETY: each tensor was checked against the sizes that the arguments give, the kernel clamps page ids and table columns, and writes
         // `out` or the scratch alone.
         let tile = unsafe { Launch::new(device, kernel, grid.launch(selection.threads)?, args) }?.with_lds(selection.staged_bytes as u32);
@@ -298,10 +296,11 @@ impl Decode {
                     per_head: i32::from(shapes.per_head),
                     q_rows: clamp(shapes.rows),
                 };
-                let shape = launch::reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
+                let shape = reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
                 let (arch, ragged) = (device.arch().name, query_start.is_some());
-                let spec = specialize::reduce(arch, shapes.dims.head_dim, shapes.q_dtype, ragged, shape.threads as usize)?;
-                let kernel = device.kernel(&spec)?;
+                let (head_dim, output, threads) = (shapes.dims.head_dim, shapes.q_dtype, shape.threads);
+                let spec = || specialize::reduce(arch, head_dim, output, ragged, threads as usize);
+                let kernel = device.kernel_of(KernelId::Reduce { head_dim, output, ragged, threads }, spec)?;
                 // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
                 Some(unsafe { Launch::new(device, kernel, shape, args) }?)
             }

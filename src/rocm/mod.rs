@@ -123,6 +123,7 @@ mod pages;
 mod pinned;
 mod plan;
 mod pool;
+mod reducer;
 mod scalar;
 mod scale;
 pub mod specialize;

@@ -4,16 +4,18 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use candle::{Result, bail};
+use candle::{DType, Result, bail};
 use hip_runtime_sys::{hipFunction_attribute, hipFunction_t, hipModule_t};
 use once_cell::sync::OnceCell;
 
 use super::context::Context;
 use super::device::{Inner, RocmDevice};
 use super::hip::Hip;
+use super::specialize::WriteKey;
 use crate::jit::Specialization;
+use crate::registry::KernelKey;
 
 /// A kernel loaded on a device, for as long as the device is open.
 #[derive(Clone)]
@@ -81,11 +83,22 @@ struct Module(hipModule_t);
 // SAFETY: HIP's functions take modules from any thread.
 unsafe impl Send for Module {}
 
+/// What tells the kernels of this crate on one device apart, without the text of their specializations: every call asks for some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum KernelId {
+    Tile(KernelKey),
+    Reduce { head_dim: usize, output: DType, ragged: bool, threads: u32 },
+    Plan { bucket: usize, ragged: bool },
+    Write(WriteKey),
+}
+
 /// The modules of a device.
 #[derive(Default)]
 pub(super) struct Modules {
     loaded: Mutex<Vec<Module>>,
     kernels: Mutex<HashMap<Specialization, Arc<OnceCell<Kernel>>>>,
+    /// Those of them that calls have run.
+    known: RwLock<HashMap<KernelId, Kernel>>,
 }
 
 impl Modules {
@@ -153,6 +166,19 @@ impl RocmDevice {
             self.inner.stream.refuse_capture(&format!("compiling kernel {}", specialization.kernel))?;
             self.load(&self.inner.compiler.code_object(specialization)?, &specialization.kernel)
         })
+    }
+}
+
+impl RocmDevice {
+    /// [`RocmDevice::kernel`] of a call's kernel, whose `specialization` is made where the kernel is not known.
+    pub(super) fn kernel_of(&self, id: KernelId, specialization: impl FnOnce() -> Result<Specialization>) -> Result<Kernel> {
+        let known = &self.inner.modules.known;
+        if let Some(kernel) = known.read().unwrap_or_else(PoisonError::into_inner).get(&id) {
+            return Ok(kernel.clone());
+        }
+        let kernel = self.kernel(&specialization()?)?;
+        known.write().unwrap_or_else(PoisonError::into_inner).insert(id, kernel.clone());
+        Ok(kernel)
     }
 }
 

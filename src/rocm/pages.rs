@@ -4,18 +4,20 @@ use candle::backend::BackendStorage;
 use candle::{CpuStorage, DType, Result, Tensor, bail};
 
 use super::device::RocmDevice;
-use super::host::{contiguous_bytes, cpu};
+use super::host::cpu;
 use super::launch::Launch;
+use super::module::KernelId;
 use super::pinned::Upload;
 use super::scalar::Scalar;
 use super::scale::ScaleArgs;
 use super::specialize::{self, WriteKey};
 use super::strides::paged;
-use super::tensor::{RocmTensor, as_bytes};
+use super::tensor::RocmTensor;
 use crate::cache::{
     CacheConfig, CacheDims, CacheLayout, KvDtype, LayerCache, check_pairs, check_tokens, gather_as, last_writes, layer_of, needed_pages,
 };
 use crate::gpu::args::WriteArgs;
+use crate::gpu::bytes::{as_bytes, contiguous_bytes};
 use crate::gpu::launch;
 use crate::gpu::plan_shape::clamp;
 use crate::op::Operand;
@@ -122,7 +124,7 @@ impl RocmPages {
             kv_heads: clamp(kv_heads),
             pages: clamp(pages),
         };
-        let kernel = self.device.kernel(&specialize::write(&key)?)?;
+        let kernel = self.device.kernel_of(KernelId::Write(key), || specialize::write(&key))?;
         // SAFETY: k, v and slots are of the upload, which the caller keeps; slots are within the cache, whose tensors have the dims given.
         let launch = unsafe { Launch::new(&self.device, kernel, launch::writer(tokens.slots.len(), kv_heads), args) }?;
         Ok(Writer { launch, _scalars: [k_scale.scalar, v_scale.scalar] })

@@ -4,13 +4,16 @@ use candle::{DType, Result, bail};
 
 use super::device::RocmDevice;
 use super::launch::Launch;
+use super::module::KernelId;
 use super::pinned::Upload;
 use super::specialize;
-use super::tensor::{RocmTensor, as_bytes};
+use super::tensor::RocmTensor;
 use crate::gpu::args::PlanArgs;
+use crate::gpu::bytes::as_bytes;
 use crate::gpu::launch;
 use crate::gpu::plan_shape::{PlanShape, clamp};
-use crate::plan::{DecodePlan, HostPlan, PADDING, PlannerBlock};
+use crate::plan::{DecodePlan, HostPlan, PADDING, PlannerBlock, batch_bucket};
+use crate::registry::Tasks;
 
 /// A plan in device memory. Cloning shares it.
 ///
@@ -94,7 +97,8 @@ impl RocmPlan {
             capacity: self.capacity() as i32,
             max_partitions: shape.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
         };
-        let kernel = device.kernel(&specialize::plan(device.arch(), rows, shape.ragged)?)?;
+        let id = KernelId::Plan { bucket: batch_bucket(rows), ragged: shape.ragged };
+        let kernel = device.kernel_of(id, || specialize::plan(device.arch(), rows, shape.ragged))?;
         // SAFETY: the planner reads `rows` lengths (and starts) and writes as many reduce records and `capacity` work records.
         unsafe { Launch::new(device, kernel, launch::PLAN, args) }
     }
@@ -112,6 +116,12 @@ impl RocmPlan {
     /// Slots of the plan.
     pub fn capacity(&self) -> usize {
         self.work.dims()[0]
+    }
+
+    /// What the host knows of its tasks.
+    pub(super) fn tasks(&self) -> Tasks {
+        let one_a_row = self.shape.is_some_and(|shape| shape.max_partitions == Some(1));
+        Tasks { slots: self.capacity(), one_a_row, of_one_tile: false }
     }
 
     /// Plan rows.

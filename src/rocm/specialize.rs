@@ -2,8 +2,8 @@
 
 use candle::{DType, Result, bail};
 
+pub use super::reducer::REDUCER_THREADS;
 use crate::cache::KvDtype;
-use crate::gpu::launch;
 use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark, query_code, query_name, scales_code, specialization};
 pub use crate::gpu::specialize::{WriteKey, plan};
 use crate::jit::{Source, Specialization};
@@ -105,9 +105,6 @@ fn preload_options(key: &KernelKey) -> Vec<String> {
         _ => vec!["-mllvm".to_string(), format!("-amdgpu-kernarg-preload-count={arguments}")],
     }
 }
-
-/// Threads that a reducer's block may have, the fewest first.
-pub const REDUCER_THREADS: [usize; 3] = launch::REDUCER_THREADS;
 
 /// The reducer of partial results of `head_dim` channels into an output of `output` dtype, by blocks of `threads` ([`REDUCER_THREADS`]).
 pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, threads: usize) -> Result<Specialization> {

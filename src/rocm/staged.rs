@@ -6,14 +6,15 @@ use candle::{CpuStorage, DType, Result, Tensor, bail};
 
 use super::decode::{Decided, Decode, RocmOptions, Tensors};
 use super::device::RocmDevice;
-use super::host::{contiguous_bytes, cpu, tensor_bytes};
+use super::host::{cpu, tensor_bytes};
 use super::pages::{NewTokens, RocmPages, is_fnuz};
 use super::plan::RocmPlan;
 use super::specialize;
-use super::tensor::{RocmTensor, as_bytes};
+use super::tensor::RocmTensor;
 use crate::append::AppendAndAttend;
 use crate::cache::{CacheLayout, KvDtype, LayerCache, check_bounds, layer_of};
 use crate::case;
+use crate::gpu::bytes::{as_bytes, contiguous_bytes};
 use crate::op::call::{Call, Described, Meta, options_meta};
 use crate::op::decide::{Prepared, longest};
 use crate::op::locks::Locks;

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
+use candle::{DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 use super::device::RocmDevice;
 use super::storage::RocmStorage;
+use crate::gpu::bytes::storage_bytes;
 use crate::op::call::{Described, Meta};
 
 /// A tensor on an AMD GPU: shared memory, a layout in elements and a dtype. Clones and views share the memory.
@@ -254,40 +255,6 @@ fn with_bytes<T>(tensor: &Tensor, f: impl FnOnce(&[u8]) -> Result<T>) -> Result<
     let size = tensor.dtype().size_in_bytes();
     let (start, end) = layout.contiguous_offsets().unwrap_or((0, 0));
     f(&bytes[start * size..end * size])
-}
-
-/// The bytes of candle's CPU storage.
-pub(super) fn storage_bytes(storage: &CpuStorage) -> Result<&[u8]> {
-    Ok(match storage {
-        CpuStorage::U8(values) => values,
-        CpuStorage::U32(values) => as_bytes(values),
-        CpuStorage::I16(values) => as_bytes(values),
-        CpuStorage::I32(values) => as_bytes(values),
-        CpuStorage::I64(values) => as_bytes(values),
-        CpuStorage::BF16(values) => as_bytes(values),
-        CpuStorage::F16(values) => as_bytes(values),
-        CpuStorage::F32(values) => as_bytes(values),
-        CpuStorage::F64(values) => as_bytes(values),
-        CpuStorage::F8E4M3(values) => as_bytes(values),
-        other => bail!("rocm: {:?} tensors cannot be had; U8 holds packed bytes", candle::backend::BackendStorage::dtype(other)),
-    })
-}
-
-/// Numbers that are nothing but their bytes.
-pub(super) trait Plain {}
-impl Plain for u32 {}
-impl Plain for i16 {}
-impl Plain for i32 {}
-impl Plain for i64 {}
-impl Plain for half::bf16 {}
-impl Plain for half::f16 {}
-impl Plain for f32 {}
-impl Plain for f64 {}
-impl Plain for float8::F8E4M3 {}
-
-pub(super) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: a `Plain` type has no padding, and any byte may be read as u8.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
 }
 
 /// The elements of `size` bytes in order of their indices, of memory that begins with the first.
