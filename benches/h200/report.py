@@ -1,8 +1,11 @@
 """The H200's part of docs/benchmarks.md and its plot, from what bench.py wrote.
 
     python3 benches/h200/report.py docs/h200.json docs/benchmarks.md docs/h200.svg
+
+With --check before them nothing is written: it fails where they are not what it would write.
 """
 
+import itertools
 import json
 import math
 import re
@@ -207,19 +210,30 @@ def section(run):
     return "\n".join([*lines, *hot(run)])
 
 
-def main(run_path, document_path, plot_path):
-    with open(run_path) as file:
-        run = json.load(file)
-    with open(document_path) as file:
-        document = file.read()
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+
+def put(path, text, check):
+    if not check:
+        with open(path, "w") as file:
+            file.write(text)
+    elif read(path) != text:
+        pairs = itertools.zip_longest(read(path).splitlines(), text.splitlines())
+        line = next((number for number, (has, made) in enumerate(pairs, 1) if has != made), "the last")
+        sys.exit(f"{path}: not what benches/h200/report.py makes of the run, from line {line} on")
+
+
+def main(run_path, document_path, plot_path, check=False):
+    run, document = json.loads(read(run_path)), read(document_path)
     part = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.S)
     if not part.search(document):
         sys.exit(f"{document_path}: no part to write between {BEGIN.strip()} and {END.strip()}")
-    with open(document_path, "w") as file:
-        file.write(part.sub(lambda _: BEGIN + "\n" + section(Run(run)) + END, document))
-    with open(plot_path, "w") as file:
-        file.write(plot.draw(run))
+    put(document_path, part.sub(lambda _: BEGIN + "\n" + section(Run(run)) + END, document), check)
+    put(plot_path, plot.draw(run), check)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    paths = [argument for argument in sys.argv[1:] if argument != "--check"]
+    main(*paths, check="--check" in sys.argv)

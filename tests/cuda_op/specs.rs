@@ -1,4 +1,4 @@
-//! The calls that the tests make by the list. `tests/cuda_compile.rs` compiles their kernels where there is no GPU.
+//! The calls that the tests make by the list. `tests/cuda_compile` compiles their kernels where there is no GPU.
 
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
