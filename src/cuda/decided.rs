@@ -11,7 +11,7 @@ use super::workspace::is_capturing;
 use crate::gpu::plan_shape::{PlanShape, longest_query};
 use crate::op::PagedDecode;
 use crate::op::call::Call;
-use crate::op::decide::{HostTables, Prepared, check_covers, check_tables, longest, problem};
+use crate::op::decide::{HostTables, Prepared, check_contents, longest, problem};
 use crate::op::shapes::Shapes;
 use crate::options::PlanChoice;
 use crate::plan::{HostPlan, PLANNER_THREADS};
@@ -163,15 +163,7 @@ fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query
     let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
     let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
-    let rows = check_tables(shapes, &tables, call.options.window)?;
-    let longest = longest(&rows);
-    if longest > query_len {
-        bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
-    }
-    match op.given_plan()? {
-        Some(plan) => check_covers(&plan, &rows, call, &gpu.arch),
-        None => Ok(()),
-    }
+    check_contents(shapes, &tables, call, query_len, op.given_plan()?, &gpu.arch)
 }
 
 /// A copy of the whole storage behind a tensor, seen through the same strides: copies on the device would need candle's own kernels.

@@ -16,7 +16,7 @@ use super::specialize;
 use super::strides::{self, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
-use crate::gpu::args::{CudaTileArgs, Paged, PlanArgs, ReduceArgs};
+use crate::gpu::args::{CudaTileArgs, Paged, ReduceArgs};
 use crate::gpu::bytes::as_bytes;
 use crate::gpu::launch::{self, LaunchShape};
 use crate::gpu::plan_shape::{PlanShape, clamp};
@@ -398,23 +398,11 @@ impl Checked<'_> {
         }
     }
 
-    fn launch_planner(&self, [context_lens, query_start]: [u64; 2], [work, reduce]: [u64; 2]) -> Result<()> {
-        let Decided { shapes, query_len, .. } = &self.decided;
-        let (options, plan_rows) = (&self.op.options, self.decided.plan_rows());
-        let shape = PlanShape::of(shapes, options, *query_len);
-        let args = PlanArgs {
-            context_lens,
-            query_start,
-            work,
-            reduce,
-            rows: clamp(plan_rows),
-            heads_per_row: clamp(shape.heads_per_row()),
-            query_len: clamp(*query_len),
-            window: options.window.map_or(0, clamp),
-            capacity: clamp(self.decided.slots()),
-            max_partitions: options.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
-        };
-        let planner = self.gpu.planner(&self.stream, plan_rows, shape.ragged)?;
+    /// `reads`: lengths and query starts; `writes`: work and reduce records.
+    fn launch_planner(&self, reads: [u64; 2], writes: [u64; 2]) -> Result<()> {
+        let shape = PlanShape::of(&self.decided.shapes, &self.op.options, self.decided.query_len);
+        let args = shape.planner_args(reads, writes, self.decided.slots());
+        let planner = self.gpu.planner(&self.stream, shape.rows(), shape.ragged)?;
         // SAFETY: it reads a length for each row (and the starts) and writes the records that room was made for.
         unsafe { planner.launch(&self.stream, launch::PLAN, false, &args) }
     }

@@ -2,6 +2,7 @@
 
 use candle::{Result, bail};
 
+use super::args::PlanArgs;
 use crate::op::decide::row_blocks;
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
@@ -75,6 +76,24 @@ impl PlanShape {
             max_context_len,
         };
         capacity(&request, arch)
+    }
+}
+
+impl PlanShape {
+    /// What the planner is told: where lengths and query starts are, and where its work and reduce records go, of which there are `slots`.
+    pub(crate) fn planner_args(&self, [context_lens, query_start]: [u64; 2], [work, reduce]: [u64; 2], slots: usize) -> PlanArgs {
+        PlanArgs {
+            context_lens,
+            query_start,
+            work,
+            reduce,
+            rows: clamp(self.rows()),
+            heads_per_row: clamp(self.heads_per_row()),
+            query_len: clamp(self.query_len),
+            window: self.window.map_or(0, clamp),
+            capacity: clamp(slots),
+            max_partitions: self.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
+        }
     }
 }
 
