@@ -1,6 +1,8 @@
 //! What the host decides in a call: the plan, of 256 sequences of random lengths, on each kind of split; the kernel; and a whole call of the CPU whose
 //! attention is next to nothing.
 
+use std::collections::HashMap;
+
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::plan::{HostPlan, PlanRequest};
@@ -35,6 +37,9 @@ fn kernels(criterion: &mut Criterion) {
         ("sm90-fp8", &fp8, Arch::sm90()),
     ] {
         group.bench_function(name, |b| b.iter(|| select(std::hint::black_box(problem), &arch)));
+        let key = select(problem, &arch).expect("the problem has a kernel").key;
+        let loaded = HashMap::from([(key, name)]);
+        group.bench_function(format!("{name}-found"), |b| b.iter(|| loaded.get(std::hint::black_box(&key))));
     }
     group.finish();
 }

@@ -11,7 +11,7 @@ use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, Pag
 use candle_paged_attn::jit::JitSettings;
 use candle_paged_attn::rocm::{self, DeviceSettings, PlanShape, RocmDevice, RocmOptions, RocmPlan, RocmTensor};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, PlanChoice};
-use support::{Simulator, simulator};
+use support::{Simulator, UNTOLD, simulator};
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::reference::floats;
 
@@ -136,20 +136,6 @@ fn replay(device: &RocmDevice, case: &Case) -> Result<Vec<f64>> {
     graph.replay()?;
     floats(&out.to_tensor()?)
 }
-
-/// Functions of which a failure has nobody to be told, or is made good: what is given back, and an allocation, which is tried again once the pool
-/// has given back what it kept.
-const UNTOLD: [&str; 9] = [
-    "hipFree",
-    "hipHostFree",
-    "hipEventDestroy",
-    "hipGraphDestroy",
-    "hipGraphExecDestroy",
-    "hipModuleUnload",
-    "hipStreamDestroy",
-    "hipStreamSynchronize",
-    "hipMalloc",
-];
 
 fn each_call(simulator: &Simulator) -> u64 {
     let step = Step::new().unwrap();

@@ -7,6 +7,8 @@
 
 mod draw_svg;
 mod draw_text;
+#[path = "../shared/options.rs"]
+mod options;
 mod shape;
 mod timeline;
 
@@ -38,13 +40,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match explain(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", testkit::errors::chain(&error));
-            ExitCode::FAILURE
-        }
-    }
+    testkit::errors::exit(explain(&Args::parse()).map(|()| true))
 }
 
 fn explain(args: &Args) -> Result<()> {

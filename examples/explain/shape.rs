@@ -14,6 +14,7 @@ use testkit::errors::of_option;
 use testkit::workloads::{self, Fp8Scale, Kv, Workload};
 
 use crate::count;
+use crate::options::{LayoutArg, QueryArg, ScalesArg};
 
 /// Bounds of the op, and more sequences than any call has.
 const MAX_PAGE_SIZE: usize = 1024;
@@ -34,28 +35,6 @@ pub enum KvArg {
     Bf16,
     Fp8,
     Mxfp4,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum QueryArg {
-    Bf16,
-    F16,
-    F32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ScalesArg {
-    None,
-    Scalar,
-    PerToken,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LayoutArg {
-    Nhd,
-    Hnd,
-    Vllm,
-    Shuffled,
 }
 
 #[derive(Args)]
@@ -406,16 +385,6 @@ fn kv_of(workload: &Workload) -> KvDtype {
     }
 }
 
-impl From<QueryArg> for DType {
-    fn from(query: QueryArg) -> Self {
-        match query {
-            QueryArg::Bf16 => Self::BF16,
-            QueryArg::F16 => Self::F16,
-            QueryArg::F32 => Self::F32,
-        }
-    }
-}
-
 impl From<KvArg> for KvDtype {
     fn from(kv: KvArg) -> Self {
         match kv {
@@ -424,17 +393,6 @@ impl From<KvArg> for KvDtype {
             KvArg::Bf16 => Self::Bf16,
             KvArg::Fp8 => Self::Fp8,
             KvArg::Mxfp4 => Self::Mxfp4,
-        }
-    }
-}
-
-impl From<LayoutArg> for CacheLayout {
-    fn from(layout: LayoutArg) -> Self {
-        match layout {
-            LayoutArg::Nhd => Self::Nhd,
-            LayoutArg::Hnd => Self::Hnd,
-            LayoutArg::Vllm => Self::Vllm,
-            LayoutArg::Shuffled => Self::Shuffled,
         }
     }
 }

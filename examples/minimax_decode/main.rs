@@ -45,14 +45,7 @@ use scheduler::ServeOptions;
 const ROPE_HINT: &str = "the config names no bfloat16 torch_dtype, so RoPE's frequencies were kept in F32; if the recorded model was cast to bfloat16, try --rope bf16";
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {}", testkit::errors::chain(&error));
-            ExitCode::FAILURE
-        }
-    }
+    testkit::errors::exit(run(&Args::parse()))
 }
 
 /// Runs what `args` ask for; `false` where a check failed.

@@ -8,6 +8,8 @@
 //! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine. `--help` has more.
 
 mod build;
+#[path = "../shared/options.rs"]
+mod options;
 mod shape;
 mod table;
 #[cfg(test)]
@@ -62,16 +64,10 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(done) => {
-            print!("{}{}", table::draw(&done.jobs), summary(&done));
-            if done.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Err(error) => {
-            eprintln!("error: {}", errors::chain(&error));
-            ExitCode::FAILURE
-        }
-    }
+    errors::exit(run(&Args::parse()).map(|done| {
+        print!("{}{}", table::draw(&done.jobs), summary(&done));
+        done.complete()
+    }))
 }
 
 /// Compiles what the arguments ask for.

@@ -1,7 +1,6 @@
 //! A shape, and the kernels that its calls may use.
 
 use anyhow::{Result, bail};
-use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::{PlanRequest, capacity};
@@ -10,6 +9,8 @@ use candle_paged_attn::rocm::specialize::{self, WriteKey};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use testkit::workloads::{Fp8Scale, Kv, Workload};
+
+use crate::options::{LayoutArg, QueryArg, ScalesArg};
 
 /// More than any size of a shape, and few enough that no product overflows.
 const MOST: usize = 1 << 16;
@@ -23,31 +24,6 @@ pub enum KvArg {
     Bf16,
     Fp8,
     Mxfp4,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ScalesArg {
-    None,
-    Scalar,
-    PerToken,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LayoutArg {
-    Nhd,
-    Hnd,
-    Vllm,
-    Shuffled,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum QueryArg {
-    Bf16,
-    F16,
-    F32,
 }
 
 /// What kernels are specialized on, as a model and an engine know it. Fields are options, and the JSON file's names.
@@ -322,27 +298,6 @@ impl From<KvArg> for KvDtype {
             KvArg::Bf16 => Self::Bf16,
             KvArg::Fp8 => Self::Fp8,
             KvArg::Mxfp4 => Self::Mxfp4,
-        }
-    }
-}
-
-impl From<LayoutArg> for CacheLayout {
-    fn from(layout: LayoutArg) -> Self {
-        match layout {
-            LayoutArg::Nhd => Self::Nhd,
-            LayoutArg::Hnd => Self::Hnd,
-            LayoutArg::Vllm => Self::Vllm,
-            LayoutArg::Shuffled => Self::Shuffled,
-        }
-    }
-}
-
-impl From<QueryArg> for DType {
-    fn from(dtype: QueryArg) -> Self {
-        match dtype {
-            QueryArg::Bf16 => Self::BF16,
-            QueryArg::F16 => Self::F16,
-            QueryArg::F32 => Self::F32,
         }
     }
 }

@@ -15,6 +15,8 @@ mod call;
 #[cfg(test)]
 mod fp8_tests;
 mod measure;
+#[path = "../shared/options.rs"]
+mod options;
 #[path = "../explain/shape.rs"]
 mod shape;
 mod table;
@@ -67,13 +69,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", testkit::errors::chain(&error));
-            ExitCode::FAILURE
-        }
-    }
+    testkit::errors::exit(run(&Args::parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {

@@ -115,6 +115,12 @@ PA_DEVICE const u8 *opaque_lane(const u8 *x) {
     return x;
 }
 
+// A value of this lane, likewise, that is made anew in every iteration, not once ahead of the loop.
+PA_DEVICE u32 fresh_lane(u32 x) {
+    asm volatile("" : "+v"(x));
+    return x;
+}
+
 // A value that lies in an accumulation register until its next use.
 PA_DEVICE float parked(float x) {
     asm("" : "+a"(x));

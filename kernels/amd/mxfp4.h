@@ -52,17 +52,12 @@ PA_DEVICE void wave_fence() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
 }
 
-// Hides from the compiler what a value is. Lanes' offsets are hidden where they are added to an address, and the address where it is the same
-// in all lanes: sums that are moved out of the loop take two vector registers and two instructions for each load. Addresses of one page follow
-// one from the other, and lanes find their pages anew: multiples of strides and masks of lanes would keep scalar registers for the whole loop.
-PA_DEVICE u32 opaque(u32 offset) {
-    __asm__ volatile("" : "+v"(offset));
-    return offset;
-}
+// A base that lanes' offsets, which are made anew, are added to. Where all lanes share it it is not looked through: sums that are moved out of the loop
+// take two vector registers and two instructions for each load. Addresses of one page follow one from the other, and lanes find their pages anew:
+// multiples of strides and masks of lanes would keep scalar registers for the whole loop.
 template <bool UNIFORM>
-PA_DEVICE const u8 *opaque(const u8 *base) {
-    if constexpr (UNIFORM) __asm__("" : "+s"(base));
-    return base;
+PA_DEVICE const u8 *opaque_base(const u8 *base) {
+    return UNIFORM ? opaque_scalar(base) : base;
 }
 
 // The pages that rows attend: one of these stands for any other, which is not looked up.
@@ -153,7 +148,7 @@ struct WavePages {
     }
     template <int SPAN>
     static PA_DEVICE u32 offset(const Paged &stride, int own) {
-        return opaque(u32(T::PAGE >= SPAN ? own : own % T::PAGE) * u32(stride.token));
+        return fresh_lane(u32(T::PAGE >= SPAN ? own : own % T::PAGE) * u32(stride.token));
     }
 };
 
@@ -167,7 +162,7 @@ struct PackedKeys {
     PA_DEVICE void load_part(const Call &call, const WavePages<T> &pages, int head, int part) {
         const TileArgs &args = call.args;
         constexpr bool UNIFORM = T::PAGE >= 16;
-        const int quarter = lane() / 16, own = UNIFORM ? lane() % 16 : opaque(lane() % 16);
+        const int quarter = lane() / 16, own = UNIFORM ? lane() % 16 : fresh_lane(lane() % 16);
         const u32 at_codes = pages.template offset<16>(args.key_stride, own), at_scales = pages.template offset<16>(args.k_scale_stride, own);
         const u8 *codes = nullptr, *scales = nullptr;
         PA_UNROLL for (int sub = 0; sub < T::SUBTILES; sub++) {
@@ -178,8 +173,8 @@ struct PackedKeys {
                 codes = pages.template base<16>(args, call.key, args.key_stride, head, sub * 16, own);
                 scales = pages.template base<16>(args, args.k_scale, args.k_scale_stride, head, sub * 16, own);
             }
-            codes = opaque<UNIFORM>(codes);
-            scales = opaque<UNIFORM>(scales);
+            codes = opaque_base<UNIFORM>(codes);
+            scales = opaque_base<UNIFORM>(scales);
             PA_UNROLL for (int i = 0; i < M::HELD; i++) {
                 const int dim = M::dim(part * M::HELD + i, quarter);
                 unit[sub][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);
@@ -200,13 +195,13 @@ struct PackedValues {
         const TileArgs &args = call.args;
         constexpr int SPAN = T::WAVE_TOKENS;
         constexpr bool UNIFORM = T::PAGE >= SPAN;
-        const int quarter = lane() % 4, own = UNIFORM ? lane() / 4 * 4 : opaque(lane() / 4 * 4);
+        const int quarter = lane() % 4, own = UNIFORM ? lane() / 4 * 4 : fresh_lane(lane() / 4 * 4);
         const u32 at_codes = pages.template offset<SPAN>(args.value_stride, own), at_scales = pages.template offset<SPAN>(args.v_scale_stride, own);
         const u8 *codes = pages.template base<SPAN>(args, args.value, args.value_stride, head, 0, own);
         const u8 *scales = pages.template base<SPAN>(args, args.v_scale, args.v_scale_stride, head, 0, own);
         PA_UNROLL for (int token = 0; token < 4; token++) {
-            codes = opaque<UNIFORM>(codes + (token > 0 ? args.value_stride.token : 0));
-            scales = opaque<UNIFORM>(scales + (token > 0 ? args.v_scale_stride.token : 0));
+            codes = opaque_base<UNIFORM>(codes + (token > 0 ? args.value_stride.token : 0));
+            scales = opaque_base<UNIFORM>(scales + (token > 0 ? args.v_scale_stride.token : 0));
             PA_UNROLL for (int i = 0; i < M::HELD; i++) {
                 const int dim = M::dim(part * M::HELD + i, quarter);
                 unit[token][i] = pa::load<typename M::Unit>(codes, at_codes + dim / 2);

@@ -208,6 +208,7 @@ struct Mxfp4Pipeline {
         barrier();
         PA_UNROLL for (int m = 0; m < T::M_TILES; m++) {
             const float decay = exp2(rows.maximum[m] - merged(m * 16 + lane() % 16).reference);
+            Merged of;
             PA_UNROLL for (int unit = 0; unit < M::UNITS; unit++) {
                 PA_UNROLL for (int word = 0; word < M::WORDS; word++)
                     PA_UNROLL for (int i = 0; i < 2; i++) {
@@ -216,7 +217,7 @@ struct Mxfp4Pipeline {
                         lds.output(lds.workgroup_wave(), lane() % 16, dim) = output[m][unit][word][i] * decay;
                     }
                 barrier();
-                store_unit(m, unit);
+                store_unit(m, unit, of);
                 barrier();
             }
         }
@@ -237,11 +238,11 @@ struct Mxfp4Pipeline {
         return {maximum, reference, sum};
     }
 
-    // 16 threads a row, four dims each at a time; groups take 64 dims in turn.
-    PA_DEVICE void store_unit(int m, int unit) const {
+    // 16 threads a row, four dims each at a time; groups take 64 dims in turn. `of`: the row's, from the first unit on.
+    PA_DEVICE void store_unit(int m, int unit, Merged &of) const {
         const int row = m * 16 + thread() / 16, piece = thread() % 16 * 4;
         if (!task.rows.has(row)) return;
-        const Merged of = merged(row);
+        if (unit == 0) of = merged(row);
         const TileArgs &args = call.args;
         const bool first = unit == 0 && piece == 0 && T::group() == 0;
         const long part = T::PER_HEAD ? task.slot : long(task.slot) * args.kv_heads + task.rows.head;

@@ -1,5 +1,7 @@
 //! The schedule flags of the AMD tile kernel and the exact conditions of each.
 
+use std::hash::{Hash, Hasher};
+
 use candle::DType;
 
 use super::arch::{Arch, ArchName};
@@ -16,7 +18,7 @@ const UNWRITTEN: &str = "to be written";
 macro_rules! flags {
     ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
         /// What a schedule of the tile kernel does differently from the generic one. All off except on AMD.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Flags {
             $($(#[$doc])* pub $field: bool,)*
             /// KERNARG_PRELOAD: leading kernel-argument dwords preloaded into scalar registers; 0 is off. gfx950 uses 14 of at most 16
@@ -28,6 +30,14 @@ macro_rules! flags {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Missing {
             $($(#[$doc])* pub $field: Option<&'static str>,)*
+        }
+
+        // As one word: every call finds its kernels by their keys.
+        impl Hash for Flags {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                let bits = [$(self.$field),*].into_iter().fold(0u64, |bits, set| bits << 1 | u64::from(set));
+                (bits, self.kernarg_preload).hash(state);
+            }
         }
 
         impl Flags {

@@ -5,20 +5,6 @@ use candle_paged_attn::rocm::{DeviceSettings, RocmDevice, RocmGraph, RocmTensor}
 
 use crate::support::*;
 
-/// Calls whose failure has nobody to be told: what is given back in destructors. And an allocation is tried again after the pool has given
-/// back what it kept.
-const UNTOLD: [&str; 9] = [
-    "hipFree",
-    "hipHostFree",
-    "hipEventDestroy",
-    "hipGraphDestroy",
-    "hipGraphExecDestroy",
-    "hipModuleUnload",
-    "hipStreamDestroy",
-    "hipStreamSynchronize",
-    "hipMalloc",
-];
-
 /// Makes calls, each once more if it fails.
 struct Persistent {
     errors: Vec<String>,

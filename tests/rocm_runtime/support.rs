@@ -11,6 +11,20 @@ use libloading::Library;
 
 static BESIDE: RwLock<()> = RwLock::new(());
 
+/// Functions of which a failure has nobody to be told, or is made good: what is given back, and an allocation, which is tried again once the pool
+/// has given back what it kept.
+pub const UNTOLD: [&str; 9] = [
+    "hipFree",
+    "hipHostFree",
+    "hipEventDestroy",
+    "hipGraphDestroy",
+    "hipGraphExecDestroy",
+    "hipModuleUnload",
+    "hipStreamDestroy",
+    "hipStreamSynchronize",
+    "hipMalloc",
+];
+
 /// For tests that do not mind others.
 pub fn beside_others() -> RwLockReadGuard<'static, ()> {
     BESIDE.read().unwrap_or_else(PoisonError::into_inner)

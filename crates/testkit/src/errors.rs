@@ -1,5 +1,7 @@
 //! Errors as a user reads them.
 
+use std::process::ExitCode;
+
 use candle::Error;
 
 /// The chain of `error` in one line, each cause once and without the backtraces that candle prints with its own errors.
@@ -12,6 +14,18 @@ pub fn chain(error: &anyhow::Error) -> String {
         }
     }
     texts.join(": ")
+}
+
+/// How a program ends: `false`, and an error, which is printed, are failures.
+pub fn exit(result: anyhow::Result<bool>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {}", chain(&error));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// `error` by the command-line `option` that caused it, in place of the library's own name for it: `arch: ..` becomes `--arch: ..`.

@@ -49,17 +49,47 @@ pub fn stored(
     prop::sample::select(forms).prop_flat_map(move |(kv, scales)| (Just(kv), Just(scales), prop::sample::select(layouts(kv))))
 }
 
+/// What a cache stores and how, and its head_dim and page size.
+pub type Stored = BoxedStrategy<(KvDtype, Scales, CacheLayout, usize, usize)>;
+
+/// Of which sizes calls are drawn.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    pub stored: Stored,
+    pub batches: BatchSizes,
+    /// Query heads of a KV head.
+    pub groups: BoxedStrategy<usize>,
+    pub q_dtypes: Vec<DType>,
+    pub q_factors: BoxedStrategy<f32>,
+}
+
+/// Calls for a GPU over caches of `stored`, of the sizes that every GPU has kernels for.
+pub fn gpu_calls(
+    stored: BoxedStrategy<(KvDtype, Scales, CacheLayout)>,
+    edges: Range<i64>,
+    q_factors: BoxedStrategy<f32>,
+) -> impl Strategy<Value = CaseSpec> {
+    let (head_dims, page_sizes) = (vec![64usize, 128, 128, 192, 256], vec![16usize, 16, 32, 64, 128]);
+    let geometry = (stored, prop::sample::select(head_dims), prop::sample::select(page_sizes));
+    calls(Sizes {
+        stored: geometry.prop_map(|((kv_dtype, scales, layout), head_dim, page)| (kv_dtype, scales, layout, head_dim, page)).boxed(),
+        batches: BatchSizes::of_gpu(edges),
+        groups: prop::sample::select(vec![1, 3, 4, 8, 16, 32]).boxed(),
+        q_dtypes: vec![DType::F32, DType::F16, DType::BF16, DType::BF16],
+        q_factors,
+    })
+}
+
 prop_compose! {
-    /// Calls for a GPU over caches of `stored`, of the sizes that every GPU has kernels for.
-    pub fn gpu_calls(stored: BoxedStrategy<(KvDtype, Scales, CacheLayout)>, edges: Range<i64>, q_factors: BoxedStrategy<f32>)(
-        (kv_dtype, scales, layout) in stored,
-        (head_dim, page_size) in (prop::sample::select(vec![64usize, 128, 128, 192, 256]), prop::sample::select(vec![16usize, 16, 32, 64, 128])),
-        (lens, query_lens) in batches(BatchSizes::of_gpu(edges)),
-        (kv_heads, group) in (1usize..=3, prop::sample::select(vec![1usize, 3, 4, 8, 16, 32])),
-        q_dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::BF16, DType::BF16]),
+    /// Calls of these sizes, with anything that a call may have.
+    pub fn calls(sizes: Sizes)(
+        (kv_dtype, scales, layout, head_dim, page_size) in sizes.stored,
+        (lens, query_lens) in batches(sizes.batches),
+        (kv_heads, group) in (1usize..=3, sizes.groups),
+        q_dtype in prop::sample::select(sizes.q_dtypes),
         (per_head, sinks, plan_free, page_strided, q_strided, signed_tables) in any::<(bool, bool, bool, bool, bool, bool)>(),
         (window, softcap) in (prop::option::of(1usize..300), prop::option::of(1f32..30.0)),
-        (softmax_scale, q_factor) in (prop::option::of(-1.2f32..1.2), q_factors),
+        (softmax_scale, q_factor) in (prop::option::of(-1.2f32..1.2), sizes.q_factors),
         (max_partitions, workgroup_budget) in (prop::option::of(1usize..6), prop::option::of(1usize..40)),
         poison in prop_oneof![Just(Poison::NaN), Just(Poison::Infinity)],
         seed in any::<u64>(),
