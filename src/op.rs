@@ -15,7 +15,7 @@ use candle::{CpuStorage, CudaStorage, CustomOp3, InplaceOp2, Layout, MetalStorag
 use call::Described;
 pub(crate) use cpu::Operand;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
-pub(crate) use cpu::row_strides;
+pub(crate) use cpu::{RowStrides, row_strides};
 use host::cpu_storage;
 use locks::{Locks, storage_address};
 pub use merge::merge_attention_states;
@@ -33,6 +33,8 @@ use crate::registry::Selection;
 /// - `context_lens`: U32 or I32 `[B]` (`[B, Hkv]` with per-head tables): tokens in the cache, the Q new ones included. `<= 0` is an empty sequence.
 ///
 /// Query i of a sequence sits at position `context - Q + i` and attends the positions up to its own. Rows that attend nothing give 0.
+/// A NaN or infinity in K of a token that only some queries of a sequence attend stays out of the others' rows. So it does in V on the CPU and with
+/// NVIDIA's kernel without tensor cores; tensor and matrix cores multiply V by the others' zero weights, too, which makes NaN of it.
 /// The same inputs, plan and backend give bit-identical output whatever the number of threads.
 ///
 /// Accuracy on the CPU: F32 arithmetic, except that with a BF16, FP8 or MXFP4 cache and a BF16 or F16 q, CPUs with BF16 products round the softmax

@@ -3,6 +3,8 @@
 use candle::{Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
 use candle_paged_attn::{AppendAndAttend, paged_decode};
+use testkit::assert_same;
+use testkit::bits::bits;
 use testkit::reference::{attention, floats};
 use testkit::step::{Step, config};
 
@@ -37,7 +39,7 @@ fn it_writes_and_then_attends() -> Result<()> {
             let options = cache.decode_options(1)?;
             let args = (&step.block_tables, &op.context_lens);
             let again = paged_decode(&step.q, &layer.key, &layer.value, args.0, args.1, &options)?;
-            assert_eq!(floats(&out)?, floats(&again)?, "{layout:?} {dtype:?}");
+            assert_same!(bits(&out), bits(&again), "{layout:?} {dtype:?}");
             attention(&step.q, &layer.key, &layer.value, args.0, args.1, &options)?.compare(&out, None, 8e-3, 0.)?;
             let (untouched, _) = cache.gather(0, &[3, 7, 1], 40)?;
             assert!(floats(&untouched)?.iter().all(|v| *v == 0.), "the other layer stays as it was");
@@ -51,12 +53,12 @@ fn a_step_explains_itself_and_writes_nothing() -> Result<()> {
     let step = Step::new()?;
     let cache = cache(CacheLayout::Nhd, KvDtype::Bf16, Quantization::None)?;
     let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
-    let before = floats(&cache.layer(1)?.key)?;
+    let before = bits(&cache.layer(1)?.key);
     let summary = op.explain(&step.q)?;
     assert!(summary.tasks == 2 && summary.selection.kernel().starts_with("cpu_"), "{summary:?}");
-    assert_eq!(floats(&cache.layer(1)?.key)?, before);
+    assert_same!(bits(&cache.layer(1)?.key), before);
     op.apply(&step.q, &k, &v)?;
-    assert_ne!(floats(&cache.layer(1)?.key)?, before);
+    assert_ne!(bits(&cache.layer(1)?.key), before);
     Ok(())
 }
 
@@ -74,7 +76,7 @@ fn an_error_changes_nothing() -> Result<()> {
     let step = Step::new()?;
     let cache = cache(CacheLayout::Nhd, KvDtype::Bf16, Quantization::None)?;
     let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
-    let before = floats(&cache.layer(1)?.key)?;
+    let before = bits(&cache.layer(1)?.key);
     let device = &Device::Cpu;
     type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;
     let wrong: Vec<(&str, Edit<'_>)> = vec![
@@ -89,14 +91,14 @@ fn an_error_changes_nothing() -> Result<()> {
         edit(&mut op);
         let message = op.apply(&step.q, &k, &v).expect_err(name).to_string();
         assert!(message.contains(name), "{message:?} does not name {name}");
-        assert_eq!(floats(&cache.layer(1)?.key)?, before, "{name}");
+        assert_same!(bits(&cache.layer(1)?.key), before, "{name}");
     }
     let message = op.apply(&step.q, &k.narrow(0, 0, 3)?, &v.narrow(0, 0, 3)?).unwrap_err().to_string();
     assert!(message.contains("k:") && message.contains("4 rows"), "{message}");
     let shared = cache.layer(1)?.key.narrow(0, 0, 1)?.reshape((16, 2, 64))?.narrow(0, 0, 4)?;
     let message = op.apply(&step.q, &shared, &v).unwrap_err().to_string();
     assert!(message.contains("k: shares its storage"), "{message}");
-    assert_eq!(floats(&cache.layer(1)?.key)?, before);
+    assert_same!(bits(&cache.layer(1)?.key), before);
     Ok(())
 }
 

@@ -12,6 +12,8 @@ use candle_paged_attn::registry::{Arch, Problem, missing_requirements, select};
 use candle_paged_attn::{
     Case, DecodeOptions, KvScale, PlanChoice, merge_attention_states, paged_decode, paged_decode_into, paged_decode_with_lse,
 };
+use testkit::assert_same;
+use testkit::bits::bits;
 use testkit::reference::{attention, floats};
 
 const CPU: Device = Device::Cpu;
@@ -264,7 +266,7 @@ fn hostile_plans() -> Result<()> {
         paged_decode(q, key, value, tables, lens, &options)
     };
     let good = run(vec![[0, 0, 1, 0], [1, 0, 1, 0]], vec![[0, 1], [1, 1]])?;
-    assert_eq!(floats(&good)?, floats(&call.run()?.0)?);
+    assert_same!(bits(&good), bits(&call.run()?.0));
     let records =
         [[0, 0, 1, 0], [1, 0, 1, 0], [-1, 0, 0, 0], [-2, 0, 0, 0], [1, 0, i32::MAX, 0], [0, i32::MIN, 1, 0], [7, 0, 1, 0], [0, 0, 1, 1]];
     let ends = [0, 1, 2, -1, i32::MIN, i32::MAX];
@@ -273,7 +275,7 @@ fn hostile_plans() -> Result<()> {
             for first in ends {
                 for count in ends {
                     if let Ok(out) = run(vec![a, b], vec![[0, 1], [first, count]]) {
-                        assert_eq!(floats(&out)?, floats(&good)?, "{a:?} {b:?} {first} {count}");
+                        assert_same!(bits(&out), bits(&good), "{a:?} {b:?} {first} {count}");
                     }
                 }
             }
@@ -285,7 +287,7 @@ fn hostile_plans() -> Result<()> {
     let reduce = Tensor::new(&[[0i32, 1], [1, 1]], &CPU)?;
     let options = DecodeOptions { plan: PlanChoice::Given(DecodePlan::from_tensors(transposed, reduce)?), ..Default::default() };
     let out = Call { options, ..call }.run()?.0;
-    assert_eq!(floats(&out)?, floats(&good)?);
+    assert_same!(bits(&out), bits(&good));
     Ok(())
 }
 
@@ -334,11 +336,11 @@ fn tables_and_lengths_at_their_ends() -> Result<()> {
     // The last slot of the table, U32 and I32, transposed, and more than it holds.
     let call = Call { lens: Tensor::new(&[32u32, 16], &CPU)?, ..Call::new()? };
     call.check()?;
-    let want = floats(&call.run()?.0)?;
+    let want = bits(&call.run()?.0);
     let tables = Tensor::new(&[[3i32, 4], [1, -1]], &CPU)?.t()?;
     let lens = Tensor::new(&[32i32, 16], &CPU)?;
     let Call { q, key, value, .. } = &call;
-    assert_eq!(floats(&paged_decode(q, key, value, &tables, &lens, &call.options)?)?, want);
+    assert_same!(bits(&paged_decode(q, key, value, &tables, &lens, &call.options)?), want);
     for (lens, place) in [([33u32, 16], "sequence 0"), ([32, u32::MAX], "sequence 1"), ([32, 17], "sequence 1")] {
         names(paged_decode(q, key, value, &tables, &Tensor::new(&lens, &CPU)?, &call.options).err(), place);
     }
@@ -413,7 +415,7 @@ fn every_legal_call_can_be_recorded() -> Result<()> {
     let call = Call { options, ..Call::new()? };
     let Call { q, key, value, tables, lens, options } = &call;
     let case = Case::from_bytes(&Case::capture(q, key, value, tables, lens, options)?.to_bytes()?)?;
-    assert_eq!(floats(&case.run()?.0)?, floats(&call.run()?.0)?);
+    assert_same!(bits(&case.run()?.0), bits(&call.run()?.0));
     assert!(case.key_cache.dims()[0] < 6, "only the pages that are read are kept");
     Ok(())
 }

@@ -8,12 +8,9 @@ use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::plan::{DecodePlan, HostPlan};
 use candle_paged_attn::{Case, DecodeOptions, KvScale, PlanChoice, paged_decode_with_lse};
+use testkit::assert_same;
+use testkit::bits::bits;
 use testkit::cases::{CaseSpec, Scales};
-use testkit::reference::floats;
-
-fn bits(tensor: &Tensor) -> Vec<u64> {
-    floats(tensor).unwrap().into_iter().map(f64::to_bits).collect()
-}
 
 fn capture(call: &testkit::cases::Case) -> Result<Case> {
     Case::capture(&call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options)
@@ -26,8 +23,8 @@ fn assert_replays(spec: CaseSpec) {
     let (out, lse) = call.run().unwrap();
     let (replayed, replayed_lse) = case.run().unwrap();
     assert_eq!(out.dims(), replayed.dims());
-    assert_eq!(bits(&out), bits(&replayed), "{spec:?}");
-    assert_eq!(bits(&lse), bits(&replayed_lse), "{spec:?}");
+    assert_same!(bits(&out), bits(&replayed), "{spec:?}");
+    assert_same!(bits(&lse), bits(&replayed_lse), "{spec:?}");
 }
 
 #[test]
@@ -98,8 +95,8 @@ fn a_given_plan_is_replayed() -> Result<()> {
     let case = Case::from_bytes(&capture(&call)?.to_bytes()?)?;
     let PlanChoice::Given(read) = &case.options.plan else { panic!("the plan was given") };
     assert_eq!(*read.host()?, plan);
-    assert_eq!(bits(&case.run()?.0), bits(&call.run()?.0));
-    assert_eq!(bits(&case.to_device(&Device::Cpu)?.run()?.0), bits(&call.run()?.0));
+    assert_same!(bits(&case.run()?.0), bits(&call.run()?.0));
+    assert_same!(bits(&case.to_device(&Device::Cpu)?.run()?.0), bits(&call.run()?.0));
     Ok(())
 }
 
@@ -131,12 +128,12 @@ fn only_the_pages_read_are_kept() -> Result<()> {
         assert_eq!(scale.dims(), [4, 2, 4]);
         assert_eq!(case.block_tables.to_vec2::<i32>()?, [[-1, 1, 2, -1], [-1, -1, 1, 3], [-1; 4], [0, -1, -1, -1]]);
         let (replayed, replayed_lse) = case.run()?;
-        assert_eq!(bits(&out), bits(&replayed));
-        assert_eq!(bits(&lse), bits(&replayed_lse));
+        assert_same!(bits(&out), bits(&replayed));
+        assert_same!(bits(&lse), bits(&replayed_lse));
 
         let (case, out, _) = scattered(None, unread)?;
         assert_eq!(case.block_tables.to_vec2::<i32>()?, [[3, 1, 2, -1], [-1; 4], [-1; 4], [0, -1, -1, -1]]);
-        assert_eq!(bits(&out), bits(&case.run()?.0));
+        assert_same!(bits(&out), bits(&case.run()?.0));
     }
     Ok(())
 }
@@ -213,7 +210,7 @@ fn calls_are_recorded() {
     assert_eq!(files.len(), 4 * 5 + 2);
     let expected = bits(&recorded_spec().build().unwrap().run().unwrap().0);
     for file in files {
-        assert_eq!(bits(&Case::read(&file).unwrap().run().unwrap().0), expected, "{}", file.display());
+        assert_same!(bits(&Case::read(&file).unwrap().run().unwrap().0), expected, "{}", file.display());
     }
 }
 

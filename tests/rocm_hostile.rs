@@ -6,6 +6,7 @@ use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, Pag
 use candle_paged_attn::plan::DecodePlan;
 use candle_paged_attn::rocm::{PlanShape, RocmDevice, RocmPlan, RocmTensor};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, PlanChoice};
+use testkit::bits::Bits;
 use testkit::cases::{CaseSpec, Scales};
 use testkit::reference::floats;
 
@@ -205,8 +206,8 @@ fn scales_at_the_edges() -> Result<()> {
             let KvScale::Tensor(tensor) = scale else { unreachable!() };
             *tensor = tensor.slice_assign(&[page..page + 1, 1..2, 5..6], &Tensor::full(bad, (1, 1, 1), &Device::Cpu)?)?;
             let (out, _) = run(&poisoned)?;
-            assert_eq!(bits(&out.i((0, 0..2))?), bits(&clean.i((0, 0..2))?), "{key} {bad}: the other head");
-            assert_eq!(bits(&out.i(1)?), bits(&clean.i(1)?), "{key} {bad}: the other sequence");
+            assert_same!(bits(&out.i((0, 0..2))?), bits(&clean.i((0, 0..2))?), "{key} {bad}: the other head");
+            assert_same!(bits(&out.i(1)?), bits(&clean.i(1)?), "{key} {bad}: the other sequence");
             // An infinite K scale may as well make a score of -inf.
             let shows = floats(&out.i((0, 2..4))?)?.iter().any(|v| !v.is_finite());
             assert!(shows || key && bad == f32::INFINITY, "{key} {bad}: shows");
@@ -247,8 +248,8 @@ fn every_fp8_code_is_its_value() -> Result<()> {
         let mut poisoned = case.clone();
         poisoned.value_cache = fill(nan, Some(tables[1][0] as usize))?;
         let (out, _) = run(&poisoned)?;
-        assert_eq!(bits(&out.i(0)?), bits(&clean.i(0)?));
-        assert_eq!(bits(&out.i((1, 0..2))?), bits(&clean.i((1, 0..2))?));
+        assert_same!(bits(&out.i(0)?), bits(&clean.i(0)?));
+        assert_same!(bits(&out.i((1, 0..2))?), bits(&clean.i((1, 0..2))?));
         assert!(floats(&out.i((1, 2..4, 7))?)?.iter().all(|v| v.is_nan()), "{nan:#x}");
         assert!(floats(&out.i((1, 2..4, 8))?)?.iter().all(|v| !v.is_nan()));
     }
@@ -274,7 +275,7 @@ fn threads_share_a_device() -> Result<()> {
                         let (out, lse) = OnDevice::new(&cases[which], device()).unwrap().decode_with_lse().unwrap();
                         (out.to_tensor().unwrap(), lse.to_tensor().unwrap())
                     };
-                    assert_eq!((bits(&out), bits(&lse)), wants[which], "thread {thread} round {round}");
+                    assert_same!((bits(&out), bits(&lse)), wants[which], "thread {thread} round {round}");
                 }
             });
         }
@@ -334,7 +335,7 @@ fn appends_that_fail_change_nothing() -> Result<()> {
         let (got, want) = (cache.gather(0, &[0, 1, 2, 3], 64)?, reference.gather(0, &[0, 1, 2, 3], 64)?);
         close(&got.0, &want.0)?;
         close(&got.1, &want.1)?;
-        let state = || -> Result<Vec<Vec<u64>>> {
+        let state = || -> Result<Vec<Bits>> {
             let layer = cache.rocm_layer(0)?;
             let mut all = vec![bits(&layer.key.to_tensor()?), bits(&layer.value.to_tensor()?)];
             for scale in [&layer.k_scale, &layer.v_scale] {
@@ -376,11 +377,12 @@ fn appends_that_fail_change_nothing() -> Result<()> {
         refuses(with(&|_| {}, &q, &k.narrow(0, 0, 1)?, &v), &["k"]);
         refuses(with(&|_| {}, &q, &k, &v.narrow(1, 0, 1)?), &["v"]);
         refuses(with(&|_| {}, &q.to_dtype(DType::F64)?, &k, &v), &["q", "F64"]);
-        assert_eq!(state()?, before);
+        assert_same!(state()?, before);
         // The caller's options do not say how the cache is scaled.
         let bits_of = |edit| with(edit, &q, &k, &v).map(|out| bits(&out));
         let own = bits_of(&|_| {})?;
-        assert_eq!(bits_of(&|op| (op.options.k_scale, op.options.layout) = (KvScale::Scalar(f32::NAN), CacheLayout::Hnd))?, own);
+        let other = bits_of(&|op| (op.options.k_scale, op.options.layout) = (KvScale::Scalar(f32::NAN), CacheLayout::Hnd))?;
+        assert_same!(other, own);
     }
     Ok(())
 }
@@ -394,7 +396,7 @@ fn two_devices_do_not_mix() -> Result<()> {
     let other = RocmDevice::new(1)?;
     let case = CaseSpec { lens: vec![600, 40], ..bf16() }.build()?;
     let (here, there) = (OnDevice::new(&case, device())?, OnDevice::new(&case, &other)?);
-    assert_eq!(bits(&here.decode()?.to_tensor()?), bits(&there.decode()?.to_tensor()?));
+    assert_same!(bits(&here.decode()?.to_tensor()?), bits(&there.decode()?.to_tensor()?));
     let plan = RocmPlan::new(here.plan_shape(&case), device())?;
     let mut mixed = there.clone();
     mixed.options.plan = PlanChoice::Given(plan.clone());
@@ -451,6 +453,6 @@ fn wrong_tensors_are_named() -> Result<()> {
         device(),
     )?;
     apart.options.k_scale = KvScale::Tensor(wide.narrow(2, 3, 16)?);
-    assert_eq!(bits(&apart.decode()?.to_tensor()?), bits(&call.decode()?.to_tensor()?));
+    assert_same!(bits(&apart.decode()?.to_tensor()?), bits(&call.decode()?.to_tensor()?));
     Ok(())
 }

@@ -54,6 +54,7 @@ struct ReduceArgs {
     int query_len, q_heads, kv_heads, rows;
     int per_head;              // plan rows are (sequence, KV head)
     int q_rows;                // of the output: `query_start` is clamped to them
+    long out_sequence;         // NVIDIA only: added for each sequence, where its rows are not `out_row` after the last one's
 };
 
 // Plans on the device: one block of 256 threads, a row or more a thread.

@@ -47,7 +47,7 @@ __device__ __forceinline__ void fetch_query(Query<T>& q, const CudaTileArgs& p, 
             const int row = first_row + m * 16 + h * 8 + g;
             const bool real = row < task.rows;
             const int query = real ? row / T::GROUP : 0, head = real ? task.head * T::GROUP + row % T::GROUP : 0;
-            const u16* src = static_cast<const u16*>(p.q) + (task.query_first + query) * p.q_row + head * p.q_head;
+            const u16* src = static_cast<const u16*>(p.q) + task.sequence * p.q_sequence + (task.query_first + query) * p.q_row + head * p.q_head;
 #pragma unroll
             for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll

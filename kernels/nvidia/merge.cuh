@@ -22,7 +22,7 @@ __device__ __forceinline__ Segment segment_of(const ReduceInfo& info, int slot) 
 template <class T>
 __device__ __forceinline__ void store_row(const CudaTileArgs& p, const Task& task, int row, int channel, const Joined& x) {
     const i64 query = task.query_first + row / T::GROUP, head = task.head * T::GROUP + row % T::GROUP;
-    store_output<typename T::Query>(p.out, query * p.out_row + head * p.out_head + channel,
+    store_output<typename T::Query>(p.out, task.sequence * p.out_sequence + query * p.out_row + head * p.out_head + channel,
                                     p.lse ? p.lse + query * p.kv_heads * T::GROUP + head : nullptr, p.sinks, int(head), x, channel == 0);
 }
 

@@ -144,9 +144,11 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
         const i64 page = pages.page(chunk, token, row, owned);
         const u32 in_page = u32(t) % u32(T::PAGE_SIZE), dst = stage + 2 * T::KV_BYTES + row * 4;
         const Paged &k_stride = p.k_scale_stride, &v_stride = p.v_scale_stride;
-        copy4(dst, static_cast<const float*>(p.k_scale) + page * k_stride.page + task.head * k_stride.head + in_page * k_stride.token, owned);
-        copy4(dst + T::SCALE_BYTES, static_cast<const float*>(p.v_scale) + page * v_stride.page + task.head * v_stride.head + in_page * v_stride.token,
-              owned);
+        if (T::GROUP_THREADS == T::CHUNK || thread < T::CHUNK) {
+            copy4(dst, static_cast<const float*>(p.k_scale) + page * k_stride.page + task.head * k_stride.head + in_page * k_stride.token, owned);
+            copy4(dst + T::SCALE_BYTES,
+                  static_cast<const float*>(p.v_scale) + page * v_stride.page + task.head * v_stride.head + in_page * v_stride.token, owned);
+        }
     }
 }
 

@@ -82,6 +82,8 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         add_values<T>(state.o, pr, v, lane);
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
     }
+    // racecheck takes a block for out of step whose groups have met unequally often, and does not see that it meets as a whole after this.
+    if (T::ROW_WARPS > 1 && chunks < (all + T::GROUPS - 1) / T::GROUPS) sync_group<T>(group);
 }
 
 // Leaves a warp's state in shared memory for the merge, the V scale applied.

@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_plain_query(float* q, const CudaTileArgs& p
     for (int i = thread; i < T::ROWS * T::HEAD_DIM; i += T::THREADS) {
         const int row = task.first_row + i / T::HEAD_DIM, c = i % T::HEAD_DIM;
         const i64 query = task.query_first + row / T::GROUP, head = task.head * T::GROUP + row % T::GROUP;
-        q[i] = row < task.rows ? T::Query::get(p.q, query * p.q_row + head * p.q_head + c) : 0.0f;
+        q[i] = row < task.rows ? T::Query::get(p.q, task.sequence * p.q_sequence + query * p.q_row + head * p.q_head + c) : 0.0f;
     }
 }
 
@@ -146,8 +146,10 @@ __device__ __forceinline__ void plain_chunk(float (&o)[T::ROWS][T::OUT], float (
         most = fmaxf(most, max[row]);
         const float base = most == neg_inf() ? 0.0f : most, keep = exp2f(max[row] - base);
         max[row] = most;
-        s[row] = exp2f(y - base);
-        sum[row] = sum[row] * keep + s[row];
+        const float weight = exp2f(y - base);
+        sum[row] = sum[row] * keep + weight;
+        // Below 0: a value that another row attends may be NaN, which no weight makes nothing of.
+        s[row] = attended ? weight : -1.0f;
 #pragma unroll
         for (int i = 0; i < T::OUT; i++) o[row][i] *= keep;
     }
@@ -164,7 +166,9 @@ __device__ __forceinline__ void plain_chunk(float (&o)[T::ROWS][T::OUT], float (
             if (T::HEAD_DIM % 32 && c >= T::HEAD_DIM) continue;
             const float x = T::Kv::get(v, element<T, true>(there.in_page, c)) * scale_of<T>(p.v_scale, p.v_scale_stride, task, there, c);
 #pragma unroll
-            for (int row = 0; row < T::ROWS; row++) o[row][i] += weight[row] * x;
+            for (int row = 0; row < T::ROWS; row++) {
+                if (!(weight[row] < 0.0f)) o[row][i] += weight[row] * x;
+            }
         }
     }
 }

@@ -88,12 +88,12 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
         x[0].add({other(x[0].max), other(x[0].sum)}, {other(o.x), other(o.y), other(o.z), other(o.w)});
     }
     float* lse = p.lse ? p.lse + query * p.q_heads + head : nullptr;
+    const i64 out = sequence * p.out_sequence + query * p.out_row + head * p.out_head;
     if constexpr (WARPS == 1) {
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
             const int channel = (j * 32 + lane) * 4;
-            const i64 at = query * p.out_row + head * p.out_head + channel;
-            if (channel < HEAD_DIM) store_output<Element>(p.out, at, lse, p.sinks, head, x[j], channel == 0);
+            if (channel < HEAD_DIM) store_output<Element>(p.out, out + channel, lse, p.sinks, head, x[j], channel == 0);
         }
     } else {
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
 #pragma unroll
             for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
             add_partials<WARPS, 1>(all, ml, o);
-            store_output<Element>(p.out, query * p.out_row + head * p.out_head + slice + piece * 4, lse, p.sinks, head, all[0], slice + piece == 0);
+            store_output<Element>(p.out, out + slice + piece * 4, lse, p.sinks, head, all[0], slice + piece == 0);
         }
     }
 }

@@ -49,7 +49,8 @@ impl ExpectedCalls {
 }
 
 impl PagedKvCache {
-    /// Compiles (or finds in the cache of compiled kernels) and loads what `calls` will run on a CUDA device: tiles, reducers, planners, cache writes.
+    /// Compiles (or finds in the cache of compiled kernels) and loads what `calls` will run on a CUDA device: tiles, reducers, planners, cache writes;
+    /// those of calls that are given a plan, too, where that has the slots of a [`PlanRequest`](crate::plan::PlanRequest) without limits of its own.
     /// Gives how many kernels that are. Elsewhere nothing is done: a CPU compiles nothing, an AMD GPU's kernels are compiled at their first use.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use super::memory::{Reads, check_device, cuda_storage, meta, write_address};
 use super::record::maybe_record;
 use super::small::{Room, Small, check_contiguous};
 use super::specialize;
-use super::strides::{self, is_aligned, paged, paged_scale, table_row};
+use super::strides::{RowSteps, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
 use crate::gpu::args::{CudaTileArgs, Paged, ReduceArgs};
@@ -127,7 +127,7 @@ struct Checked<'a> {
 /// What the kernels are told of q, the cache and the tables.
 #[derive(Clone, Copy)]
 struct Strides {
-    q: [usize; 2],
+    q: RowSteps,
     key: Paged,
     value: Paged,
     /// From a row of the tables to the next, where they are on the device.
@@ -138,7 +138,7 @@ impl Strides {
     fn of(op: &PagedDecode, [q, key, value]: [&Layout; 3]) -> Result<Self> {
         let (layout, tables) = (op.options.layout, &op.block_tables);
         Ok(Self {
-            q: strides::rows("q", q)?,
+            q: RowSteps::of(q),
             key: paged("key_cache", key, layout, layout.key_strides(key))?,
             value: paged("value_cache", value, layout, layout.value_strides(value))?,
             // From the host they come in order.
@@ -173,7 +173,7 @@ fn is_tile_aligned(operands: [Operand<'_>; 3], metas: [Meta<'_>; 3], strides: &S
     let mut reads = Reads::new(stream);
     let [q, key, value] = operands.map(|(storage, layout)| reads.address(storage, layout));
     let steps = |paged: Paged| [paged.page, paged.head, paged.token];
-    is_aligned(q, &metas[0], &strides.q.map(|stride| stride as i64), 4)
+    is_aligned(q, &metas[0], &strides.q.all(), 4)
         && is_aligned(key, &metas[1], &steps(strides.key), 16)
         && is_aligned(value, &metas[2], &steps(strides.value), 16)
 }
@@ -214,11 +214,10 @@ impl Checked<'_> {
         if decided.is_planned_here() {
             self.launch_planner([context_lens, query_start], [work, reduce])?;
         }
-        let [q_row, q_head] = self.strides.q;
-        let [out_row, out_head] = strides::rows("out", out.1)?;
+        let out_steps = RowSteps::of(out.1);
         let out_layout = out.1;
         let (out, _out_guard) = write_address(out.0, out_layout, stream);
-        check_out_aligned(out, &Meta { dtype: shapes.q_dtype, layout: out_layout }, [out_row, out_head])?;
+        check_out_aligned(out, &Meta { dtype: shapes.q_dtype, layout: out_layout }, out_steps)?;
         let lse = lse.map(|(lse, layout)| write_address(lse, layout, stream));
         let heads = self.heads_of_a_slot();
         let args = CudaTileArgs {
@@ -238,10 +237,12 @@ impl Checked<'_> {
             partial: base + laid.partial as u64,
             statistics: base + laid.statistics as u64,
             table_row: self.strides.table_row,
-            q_row: q_row as i64,
-            q_head: q_head as i64,
-            out_row: out_row as i64,
-            out_head: out_head as i64,
+            q_row: self.strides.q.row,
+            q_head: self.strides.q.head,
+            out_row: out_steps.row,
+            out_head: out_steps.head,
+            q_sequence: self.strides.q.sequence,
+            out_sequence: out_steps.sequence,
             key_stride: self.strides.key,
             value_stride: self.strides.value,
             k_scale_stride,
@@ -346,7 +347,8 @@ impl Checked<'_> {
         self.decided.selection.row_groups * block_rows(&self.decided.selection.key)
     }
 
-    /// A scale's address and strides; a number is put on the device. `storage`: of a tensor.
+    /// A scale's address and strides; a number is put on the device. One factor beside a side that has a scale per token is every token's, by strides
+    /// of 0. `storage`: of a tensor.
     fn scale<'a>(
         &self,
         name: &str,
@@ -357,14 +359,13 @@ impl Checked<'_> {
         own: &mut Own,
     ) -> Result<(u64, Paged)> {
         let mode = self.decided.selection.key.scales;
-        check_scale(name, scale, mode)?;
         let value = match scale {
             _ if mode == ScaleMode::None => return Ok((0, Paged::default())),
             KvScale::Tensor(tensor) => {
                 let Some(storage) = storage else { bail!("{name}: a tensor without a storage") };
                 let storage = cuda_storage(name, storage, &self.q.0.device)?;
                 meta(name, storage, tensor.layout())?;
-                let stride = if mode == ScaleMode::Scalar { Paged::default() } else { paged_scale(tensor.layout()) };
+                let stride = if tensor.elem_count() == 1 { Paged::default() } else { paged_scale(tensor.layout()) };
                 return Ok((reads.address(storage, tensor.layout()), stride));
             }
             KvScale::Scalar(value) => *value,
@@ -426,6 +427,7 @@ impl Checked<'_> {
             rows: tile.rows,
             per_head: i32::from(shapes.per_head),
             q_rows: tile.q_rows,
+            out_sequence: tile.out_sequence,
         };
         // SAFETY: it reads the partial results that the tile wrote, and writes `out` and `lse`, which have a row for each (sequence, token).
         unsafe { kernel.launch(&self.stream, shape, self.gpu.overlaps(), &args) }
@@ -433,11 +435,7 @@ impl Checked<'_> {
 
     /// Refuses what the kernels have no arguments for, and what a graph cannot take: before anything is enqueued, so before an append writes.
     fn check_forms(&self) -> Result<()> {
-        let (options, mode) = (&self.op.options, self.decided.selection.key.scales);
-        if mode != ScaleMode::None {
-            check_scale("k_scale", &options.k_scale, mode)?;
-            check_scale("v_scale", &options.v_scale, mode)?;
-        }
+        let options = &self.op.options;
         let PagedDecode { block_tables, context_lens, .. } = self.op;
         let others =
             [("context_lens", Some(context_lens)), ("query_start", options.query_start.as_ref()), ("sinks", options.sinks.as_ref())];
@@ -497,17 +495,8 @@ struct Laid {
     statistics: usize,
 }
 
-/// Refuses one factor where the other side has a scale per token.
-fn check_scale(name: &str, scale: &KvScale, mode: ScaleMode) -> Result<()> {
-    let is_one = scale.tensor().is_none_or(|tensor| tensor.rank() < 3);
-    if is_one && matches!(mode, ScaleMode::PerToken | ScaleMode::Block) {
-        bail!("{name}: one factor, but the other side has a scale per token: the CUDA kernels need both sides alike")
-    }
-    Ok(())
-}
-
-fn check_out_aligned(address: u64, out: &Meta<'_>, [row, head]: [usize; 2]) -> Result<()> {
-    if is_aligned(address, out, &[row as i64, head as i64], 4 * out.dtype.size_in_bytes() as u64) {
+fn check_out_aligned(address: u64, out: &Meta<'_>, steps: RowSteps) -> Result<()> {
+    if is_aligned(address, out, &steps.all(), 4 * out.dtype.size_in_bytes() as u64) {
         return Ok(());
     }
     let (dims, stride) = (out.layout.dims(), out.layout.stride());

@@ -7,12 +7,31 @@ use crate::gpu::args::Paged;
 use crate::gpu::strides;
 pub(super) use crate::gpu::strides::paged_scale;
 use crate::op::call::Meta;
+use crate::op::{RowStrides, row_strides};
 
 const GPU: &str = "CUDA";
 
-/// q's or out's strides between rows and between heads.
-pub(super) fn rows(name: &str, layout: &Layout) -> Result<[usize; 2]> {
-    strides::rows(name, layout, GPU)
+/// q's or out's strides: between rows, between heads, and what comes to the first for each sequence, whose rows need not follow the last one's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowSteps {
+    pub row: i64,
+    pub head: i64,
+    pub sequence: i64,
+}
+
+impl RowSteps {
+    pub fn of(layout: &Layout) -> Self {
+        if let Some(RowStrides { row, head, .. }) = row_strides(layout) {
+            return Self { row: row as i64, head: head as i64, sequence: 0 };
+        }
+        let (rows, stride) = (layout.dims()[1] as i64, layout.stride());
+        let (sequence, row, head) = (stride[0] as i64, stride[1] as i64, stride[2] as i64);
+        Self { row, head, sequence: sequence - rows * row }
+    }
+
+    pub fn all(&self) -> [i64; 3] {
+        [self.row, self.head, self.sequence]
+    }
 }
 
 /// K's or V's strides.

@@ -14,6 +14,7 @@ use crate::gpu::plan_shape::PlanShape;
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
+use crate::plan::{PlanRequest, capacity};
 use crate::registry::{KernelKey, Selection};
 
 /// Loads every kernel that `calls` over a layer like this one run; gives how many.
@@ -102,7 +103,7 @@ impl Needed {
         let planned = default_plan(&shapes, &PlanShape::of(&shapes, &call.options, query_len), gpu)?;
         // A call may ask for no plan.
         let free = (!matches!(planned, Plan::Free)).then_some(Plan::Free);
-        for plan in [Some(planned), free].into_iter().flatten() {
+        for plan in [Some(planned), free].into_iter().flatten().chain(given_plans(&shapes, query_len, calls.window, gpu)?) {
             let decided = Decided::new(shapes.clone(), query_len, plan, &call, gpu)?;
             if decided.is_split() {
                 self.reducers.insert(decided.reducer_cut(gpu));
@@ -114,6 +115,20 @@ impl Needed {
         }
         Ok(())
     }
+}
+
+/// Plans that callers make for such a call themselves, with the longest context in mind or without.
+fn given_plans(shapes: &Shapes, query_len: usize, window: Option<usize>, gpu: &Gpu) -> Result<Vec<Plan>> {
+    let (rows, kv_heads) = if shapes.per_head { (shapes.batch * shapes.dims.kv_heads, 1) } else { (shapes.batch, shapes.dims.kv_heads) };
+    // The lengths play no part.
+    let (context_lens, query_lens) = (vec![0; rows], [query_len]);
+    let mut plans = vec![];
+    for max_context_len in [None, Some(shapes.table_tokens())] {
+        let request = PlanRequest { window, max_context_len, ..PlanRequest::new(&context_lens, &query_lens, kv_heads) };
+        let capacity = capacity(&request, &gpu.arch)?;
+        plans.extend([false, true].map(|one_tile_tasks| Plan::Device { capacity, made: true, one_tile_tasks }));
+    }
+    Ok(plans)
 }
 
 #[cfg(test)]

@@ -86,6 +86,8 @@ pub(crate) struct CudaTileArgs {
     pub plan_rows: i32,
     pub rows: i32,
     pub q_rows: i32,
+    pub q_sequence: i64,
+    pub out_sequence: i64,
 }
 
 #[repr(C)]
@@ -106,6 +108,7 @@ pub(crate) struct ReduceArgs {
     pub rows: i32,
     pub per_head: i32,
     pub q_rows: i32,
+    pub out_sequence: i64,
 }
 
 #[repr(C)]

@@ -4,19 +4,6 @@ use candle::{Layout, Result, bail};
 
 use super::args::Paged;
 use crate::cache::{CacheLayout, KvStrides};
-use crate::op::row_strides;
-
-/// q's or out's strides between rows and between heads.
-pub(crate) fn rows(name: &str, layout: &Layout, gpu: &str) -> Result<[usize; 2]> {
-    let Some(strides) = row_strides(layout) else {
-        bail!(
-            "{name}: the leading dims of {:?} with strides {:?} are not rows of one stride; the {gpu} kernels need them to be",
-            layout.dims(),
-            layout.stride()
-        )
-    };
-    Ok([strides.row, strides.head])
-}
 
 /// K's or V's strides. What lies inside a page's head is dense, but for the tokens of an Nhd or Hnd cache.
 pub(crate) fn paged(name: &str, own: &Layout, layout: CacheLayout, strides: KvStrides, gpu: &str) -> Result<Paged> {

@@ -195,3 +195,20 @@ impl Problem {
         self.layout.check(CacheDims { pages: self.max_pages, page_size, kv_heads, head_dim }, kv_dtype)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::PlanRequest;
+    use crate::registry::Arch;
+
+    #[test]
+    fn an_empty_row_leaves_its_slot_to_others() {
+        let request = PlanRequest { workgroup_budget: Some(3), ..PlanRequest::new(&[0, 9000, 100], &[1], 1) };
+        let plan = HostPlan::new(&request, &Arch::sm90()).unwrap();
+        assert_eq!((plan.capacity(), plan.reduce[1][1]), (3, 2));
+        assert!(!Tasks::of(&plan).one_a_row);
+        let short = PlanRequest { context_lens: &[0, 100, 100], ..request };
+        assert!(Tasks::of(&HostPlan::new(&short, &Arch::sm90()).unwrap()).one_a_row);
+    }
+}

@@ -297,6 +297,7 @@ impl Decode {
                     rows: clamp(grid.rows),
                     per_head: i32::from(shapes.per_head),
                     q_rows: clamp(shapes.rows),
+                    out_sequence: 0,
                 };
                 let shape = reducer(shapes.dims.head_dim, *query_len, shapes.q_heads, shapes.batch, grid.slots, grid.plan_rows);
                 let (arch, ragged) = (device.arch().name, query_start.is_some());

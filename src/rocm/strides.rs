@@ -7,6 +7,7 @@ use crate::cache::{CacheLayout, KvStrides};
 use crate::gpu::args::Paged;
 use crate::gpu::strides::{self, has_dense_tokens};
 use crate::op::shapes::check_last_contiguous;
+use crate::op::{RowStrides, row_strides};
 
 const GPU: &str = "AMD";
 
@@ -24,7 +25,13 @@ impl Rows {
     /// Of q or out, `name`.
     pub fn of(name: &str, tensor: &RocmTensor) -> Result<Self> {
         let layout = tensor.layout();
-        let [row, head] = strides::rows(name, layout, GPU)?;
+        let Some(RowStrides { row, head, .. }) = row_strides(layout) else {
+            bail!(
+                "{name}: the leading dims of {:?} with strides {:?} are not rows of one stride; the {GPU} kernels need them to be",
+                layout.dims(),
+                layout.stride()
+            )
+        };
         let rows = Self { row, head };
         let outer = layout.dims().iter().rev().skip(1).any(|&n| n > 1);
         check_aligned(name, tensor, &[rows.row, rows.head][..if outer { 2 } else { 0 }])?;

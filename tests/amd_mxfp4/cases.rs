@@ -4,6 +4,8 @@ use candle::{DType, Device, Tensor};
 use candle_paged_attn::KvScale;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::Arch;
+use testkit::assert_same;
+use testkit::bits::bits;
 use testkit::cases::{Case, CaseSpec, Poison};
 use testkit::reference::floats;
 
@@ -82,9 +84,8 @@ fn staged_pages() {
     for spec in specs {
         let call = TileCall::new(spec.build().unwrap(), Arch::gfx950()).unwrap().one_group();
         assert!(call.selection.flags().mxfp4_staged_pages && call.selection.staged_bytes > 0);
-        let bits =
-            |outcome: Outcome| [outcome.out, outcome.lse].map(|t| floats(&t).unwrap().into_iter().map(f64::to_bits).collect::<Vec<_>>());
-        assert_eq!(bits(call.run().unwrap()), bits(call.generic().run().unwrap()), "{spec:?}");
+        let bits_of = |outcome: Outcome| (bits(&outcome.out), bits(&outcome.lse));
+        assert_same!(bits_of(call.run().unwrap()), bits_of(call.generic().run().unwrap()), "{spec:?}");
     }
     // Nothing is read beyond what is staged: the simulator's LDS ends there.
     let mut short = TileCall::new(CaseSpec { lens: vec![1027], ..base() }.build().unwrap(), Arch::gfx950()).unwrap();

@@ -4,6 +4,8 @@ use candle::{DType, Device, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::{Arch, ArchName, Problem, ScaleMode, select};
 use cdna_sim::{Class, CodeObject, Counters};
+use testkit::assert_same;
+use testkit::bits::bits;
 use testkit::cases::{CaseSpec, Poison, Scales};
 use testkit::quantized::{self, Fp8};
 use testkit::reference::floats;
@@ -290,7 +292,7 @@ fn caches_of_many_gigabytes() {
             call.spread = Some((70_000, 300_000));
             let far = call.run().unwrap();
             expected.compare(&far.out, Some(&far.lse), 0.08, 0.05).unwrap();
-            assert_eq!(floats(&near.out).unwrap(), floats(&far.out).unwrap());
+            assert_same!(bits(&near.out), bits(&far.out));
         }
     }
 }
@@ -345,10 +347,10 @@ fn preloaded_arguments() {
     let preloaded = call.run().unwrap();
     call.preload = false;
     let loaded = call.run().unwrap();
-    assert_eq!(floats(&preloaded.out).unwrap(), floats(&loaded.out).unwrap());
+    assert_same!(bits(&preloaded.out), bits(&loaded.out));
     call.wants_lse = false;
     let alone = call.run().unwrap();
-    assert_eq!(floats(&preloaded.out).unwrap(), floats(&alone.out).unwrap());
+    assert_same!(bits(&preloaded.out), bits(&alone.out));
     assert!(floats(&alone.lse).unwrap().iter().all(|x| x.is_nan()), "the LSE was not asked for");
     call.preload = true;
     for spec in [base(), CaseSpec { query_lens: vec![4], group: 16, page_size: 128, ..base() }, fp8()] {
@@ -358,7 +360,7 @@ fn preloaded_arguments() {
         let preloaded = call.run().unwrap();
         call.selection.key.flags.kernarg_preload = 0;
         assert_eq!(length(&call), 0);
-        assert_eq!(floats(&preloaded.out).unwrap(), floats(&call.run().unwrap().out).unwrap());
+        assert_same!(bits(&preloaded.out), bits(&call.run().unwrap().out));
     }
 }
 

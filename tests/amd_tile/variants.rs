@@ -4,6 +4,8 @@ use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::Arch;
 use cdna_sim::{Class, CodeObject, Counters};
+use testkit::assert_same;
+use testkit::bits::bits;
 use testkit::cases::{CaseSpec, Poison, Scales};
 use testkit::reference::{floats, relative_l2};
 
@@ -133,8 +135,7 @@ fn page16_pipe() {
         for flag in ["PAGE16_VPIPE", "PAGE16_PAGES_FIRST"] {
             assert!(call.selection.key.flags.set(flag));
             let ours = call.run().unwrap();
-            let bits = |tensor| floats(tensor).unwrap().into_iter().map(f64::to_bits).collect::<Vec<_>>();
-            assert_eq!((bits(&ours.out), bits(&ours.lse)), (bits(&plain.out), bits(&plain.lse)), "{flag} {spec:?}");
+            assert_same!((bits(&ours.out), bits(&ours.lse)), (bits(&plain.out), bits(&plain.lse)), "{flag} {spec:?}");
         }
     }
 }

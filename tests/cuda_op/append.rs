@@ -2,7 +2,8 @@
 
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{Batch, CacheConfig, CacheDims, CacheLayout, ExpectedCalls, KvDtype, PagePool, PagedKvCache, Quantization};
-use candle_paged_attn::{AppendAndAttend, DecodeOptions, cuda};
+use candle_paged_attn::plan::{DecodePlan, PlanRequest};
+use candle_paged_attn::{AppendAndAttend, DecodeOptions, PlanChoice, cuda};
 use testkit::cases::{CaseSpec, Scales};
 use testkit::reference::floats;
 use testkit::step::{DIMS, Step, config};
@@ -44,7 +45,7 @@ fn an_error_changes_nothing() -> Result<()> {
     let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &*device)?;
     let (op, k, v) = step.prefill(&cache, &device)?;
     let q = step.q.to_device(&device)?;
-    let held = || floats(&cache.layer(1).unwrap().key.to_device(cpu).unwrap()).unwrap();
+    let held = || bits(&cache.layer(1).unwrap().key.to_device(cpu).unwrap());
     let before = held();
     type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;
     let wrong: Vec<(&str, Edit<'_>)> = vec![
@@ -75,7 +76,7 @@ fn an_error_changes_nothing() -> Result<()> {
     refuses(strided.apply(&q, &k, &v), &["context_lens", "contiguous"]);
     let on_cpu = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), cpu)?;
     refuses(AppendAndAttend { cache: &on_cpu, ..op.clone() }.apply(&q, &k, &v), &["key_cache"]);
-    assert_eq!(held(), before);
+    assert_same!(held(), before);
     op.apply(&q, &k, &v)?;
     assert_ne!(held(), before);
     Ok(())
@@ -188,8 +189,14 @@ fn a_warm_cache_compiles_nothing_more() -> Result<()> {
                 },
             };
             let random = |heads: usize| Tensor::randn(0f32, 1., (rows, heads, 128), cpu)?.to_dtype(DType::BF16)?.to_device(device);
-            op.apply(&random(16)?, &random(2)?, &random(2)?)?;
-            assert_eq!(cuda::loaded_kernels(device)?, loaded, "{dtype:?}: {batch} x {query_len}, {columns} columns");
+            let (context_lens, query_lens) = (vec![(columns * dims.page_size) as i32; batch], vec![query_len; batch]);
+            let request = PlanRequest::new(&context_lens, &query_lens, dims.kv_heads);
+            let plan = DecodePlan::new(&request, &cuda::arch_of(device)?, device)?;
+            for (name, plan) in [("default", PlanChoice::Default), ("free", PlanChoice::Free), ("given", PlanChoice::Given(plan))] {
+                let op = AppendAndAttend { options: DecodeOptions { plan, ..op.options.clone() }, ..op.clone() };
+                op.apply(&random(16)?, &random(2)?, &random(2)?)?;
+                assert_eq!(cuda::loaded_kernels(device)?, loaded, "{dtype:?}: {batch} x {query_len}, {columns} columns, {name} plan");
+            }
         }
     }
     Ok(())
@@ -202,9 +209,10 @@ fn a_step_explains_itself() -> Result<()> {
     let step = Step::new()?;
     let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &*device)?;
     let (op, ..) = step.prefill(&cache, &device)?;
-    let before = floats(&cache.layer(1)?.key.to_device(&Device::Cpu)?)?;
+    let held = || -> Result<Bits> { Ok(bits(&cache.layer(1)?.key.to_device(&Device::Cpu)?)) };
+    let before = held()?;
     let summary = op.explain(&step.q.to_device(&device)?)?;
     assert!(summary.selection.key.arch.is_cuda() && !summary.selection.reason.to_string().is_empty(), "{summary:?}");
-    assert_eq!(floats(&cache.layer(1)?.key.to_device(&Device::Cpu)?)?, before);
+    assert_same!(held()?, before);
     Ok(())
 }

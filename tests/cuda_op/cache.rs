@@ -12,7 +12,7 @@ use testkit::step::{DIMS, check_page_copies, config};
 use crate::support::*;
 
 /// Bits of every element that two layers hold.
-fn held(cache: &PagedKvCache, layer: usize) -> Result<Vec<Vec<u64>>> {
+fn held(cache: &PagedKvCache, layer: usize) -> Result<Vec<Bits>> {
     let LayerCache { key, value, k_scale, v_scale } = cache.layer(layer)?;
     let scales = [k_scale, v_scale].into_iter().filter_map(|scale| if let KvScale::Tensor(t) = scale { Some(t) } else { None });
     [key, value].into_iter().chain(scales).map(|t| Ok(bits(&t.to_device(&Device::Cpu)?))).collect()
@@ -42,11 +42,11 @@ fn what_is_written_is_what_the_cpu_would_hold() -> Result<()> {
         there.write(1, &k.narrow(1, 0, 2)?, &v, &slots)?;
         here.write(1, &k.to_device(&device)?.narrow(1, 0, 2)?, &v.to_device(&device)?, &slots)?;
         let what = format!("{dtype:?} {quantization:?} {layout:?} {input:?}");
-        assert_eq!(held(&here, 1)?, held(&there, 1)?, "{what}");
-        assert_eq!(held(&here, 0)?, held(&there, 0)?, "{what}: the other layer");
+        assert_same!(held(&here, 1)?, held(&there, 1)?, "{what}");
+        assert_same!(held(&here, 0)?, held(&there, 0)?, "{what}: the other layer");
         let pages = [0, 6, 11];
         let (got, want) = (here.gather(1, &pages, 45)?, there.gather(1, &pages, 45)?);
-        assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)), "{what}: gathered");
+        assert_same!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)), "{what}: gathered");
     }
     Ok(())
 }
@@ -63,11 +63,11 @@ fn slots_on_the_device() -> Result<()> {
     let slots = Tensor::new(slots, cpu)?;
     there.write(0, &k, &v, &slots)?;
     here.write(0, &k.to_device(&device)?, &v.to_device(&device)?, &slots.to_device(&device)?)?;
-    assert_eq!(held(&here, 0)?, held(&there, 0)?);
+    assert_same!(held(&here, 0)?, held(&there, 0)?);
     if cfg!(debug_assertions) {
         let past = Tensor::full(12 * 16i64, 100, cpu)?.to_device(&device)?;
         refuses(here.write(0, &k.to_device(&device)?, &v.to_device(&device)?, &past), &["slot_mapping", "192", "token 0"]);
-        assert_eq!(held(&here, 0)?, held(&there, 0)?);
+        assert_same!(held(&here, 0)?, held(&there, 0)?);
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ fn keys_and_values_of_different_dtypes() -> Result<()> {
     there.write(0, &k, &v, &slots)?;
     here.write(0, &k.to_device(&device)?, &v.to_device(&device)?, &slots)?;
     let (got, want) = (here.gather(0, &[1, 2], 32)?, there.gather(0, &[1, 2], 32)?);
-    assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
+    assert_same!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
     Ok(())
 }
 
@@ -107,9 +107,9 @@ fn views_of_one_tensor() -> Result<()> {
         copy_pages(&here, layout, &[(2, 5), (5, 0)])?;
         reshape_and_cache(&k, &v, &slots, &other, layout)?;
         copy_pages(&other, layout, &[(2, 5), (5, 0)])?;
-        assert_eq!(bits(&there.to_device(cpu)?), bits(&whole), "{layout:?}");
+        assert_same!(bits(&there.to_device(cpu)?), bits(&whole), "{layout:?}");
         let (got, want) = (gather(&here, layout, &[5, 11], 32)?, gather(&other, layout, &[5, 11], 32)?);
-        assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)), "{layout:?}");
+        assert_same!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)), "{layout:?}");
     }
     Ok(())
 }
@@ -176,8 +176,8 @@ fn wrong_tokens_are_named_and_change_nothing() -> Result<()> {
     );
     refuses(cache.gather(0, &[0, 12], 20), &["pages", "12", "index 1"]);
     refuses(cache.gather(0, &[0], 20), &["pages", "20 tokens"]);
-    assert_eq!(held(&cache, 0)?, before);
+    assert_same!(held(&cache, 0)?, before);
     cache.write(0, &k.narrow(0, 0, 0)?, &k.narrow(0, 0, 0)?, &slots.narrow(0, 0, 0)?)?;
-    assert_eq!(held(&cache, 0)?, before);
+    assert_same!(held(&cache, 0)?, before);
     Ok(())
 }

@@ -56,7 +56,7 @@ fn the_same_call_gives_the_same_bits_wherever_its_tables_are() -> Result<()> {
     let (host, table) = (on(&case, &device, Tables::Host)?, on(&case, &device, Tables::Device)?);
     let first = bits(&run(&host)?.0);
     for case in [&host, &table, &table] {
-        assert_eq!(bits(&run(case)?.0), first);
+        assert_same!(bits(&run(case)?.0), first);
     }
     Ok(())
 }

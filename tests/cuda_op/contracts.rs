@@ -59,23 +59,60 @@ fn a_peaked_softmax_stays_accurate() {
     }
 }
 
+/// Of 4 queries only the last attends token 99, and with a window of 50 only the first token 47.
 #[test]
-fn nan_in_a_later_querys_token_stays_out_of_the_earlier_ones() -> Result<()> {
-    let Some(device) = gpu("nan_in_a_later_querys_token_stays_out_of_the_earlier_ones") else { return Ok(()) };
-    for kv_dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::F16] {
-        // Query 0 of 4 may not see token 99, which only query 3 attends.
-        let spec = CaseSpec { query_lens: vec![4], lens: vec![100], page_size: 128, kv_heads: 1, ..spec(kv_dtype, Scales::None) };
-        let case = spec.build()?;
-        let clean = run(&on(&case, &device, Tables::Host)?)?.0;
-        let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
-        let nan = Tensor::full(f32::NAN, (1, 1, 1, spec.head_dim), &Device::Cpu)?.to_dtype(kv_dtype.dtype())?;
-        let poisoned = |cache: &Tensor| cache.slice_assign(&[page..page + 1, 99..100, 0..1, 0..spec.head_dim], &nan);
-        for (key, value) in [(poisoned(&case.key_cache)?, case.value_cache.clone()), (case.key_cache.clone(), poisoned(&case.value_cache)?)]
-        {
-            let out = run(&on(&Case { key_cache: key, value_cache: value, ..case.clone() }, &device, Tables::Host)?)?.0;
-            let earlier = |t: &Tensor| t.narrow(0, 0, 3).map(|t| bits(&t));
-            assert_eq!(earlier(&out)?, earlier(&clean)?, "{kv_dtype:?}");
-            assert!(floats(&out.narrow(0, 3, 1)?)?.iter().all(|v| v.is_nan()), "the query that owns the NaN shows it");
+fn nan_stays_out_of_the_rows_that_do_not_attend_it() -> Result<()> {
+    let Some(device) = gpu("nan_stays_out_of_the_rows_that_do_not_attend_it") else { return Ok(()) };
+    // Tensor cores keep K out, in the tiles of decode and of verify; V too what computes without them.
+    let tensor_cores = forms().map(|(kv_dtype, scales)| spec(kv_dtype, scales)).into_iter();
+    let tensor_cores =
+        tensor_cores.flat_map(|form| [form.clone(), CaseSpec { group: 16, ..form }]).map(|form| (form, &["key", "k_scale"][..]));
+    let plain = [
+        spec(KvDtype::F32, Scales::None),
+        CaseSpec { head_dim: 80, ..spec(KvDtype::Fp8, Scales::PerToken) },
+        CaseSpec { q_dtype: DType::F32, ..spec(KvDtype::Bf16, Scales::None) },
+    ]
+    .map(|form| (form, &["key", "value", "k_scale", "v_scale"][..]));
+    for (form, sides) in tensor_cores.chain(plain) {
+        let base = CaseSpec { query_lens: vec![4], lens: vec![100], page_size: 128, kv_heads: 1, ..form };
+        for side in sides.iter().filter(|side| base.scales == Scales::PerToken || !side.ends_with("scale")) {
+            check_isolated(&device, &base, side, 99, 3)?;
+            check_isolated(&device, &CaseSpec { window: Some(50), ..base.clone() }, side, 99, 3)?;
+            check_isolated(&device, &CaseSpec { window: Some(50), ..base.clone() }, side, 47, 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Panics unless NaN in `side` of `token` is in the rows of query `owner` of 4, and changes no bit of the others.
+fn check_isolated(device: &Device, spec: &CaseSpec, side: &str, token: usize, owner: usize) -> Result<()> {
+    let mut case = spec.build()?;
+    let clean = run(&on(&case, device, Tables::Host)?)?.0;
+    let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+    let poison_cache = |cache: &mut Tensor| -> Result<()> {
+        let at = [page..page + 1, token..token + 1, 0..1, 0..spec.head_dim];
+        let nan = Tensor::full(f32::NAN, (1, 1, 1, spec.head_dim), &Device::Cpu)?;
+        *cache = cache.to_dtype(DType::F32)?.slice_assign(&at, &nan)?.to_dtype(spec.kv_dtype.dtype())?;
+        Ok(())
+    };
+    let poison_scale = |scale: &mut KvScale| -> Result<()> {
+        let KvScale::Tensor(scale) = scale else { panic!("scales in a tensor") };
+        *scale = scale.slice_assign(&[page..page + 1, 0..1, token..token + 1], &Tensor::full(f32::NAN, (1, 1, 1), &Device::Cpu)?)?;
+        Ok(())
+    };
+    match side {
+        "key" => poison_cache(&mut case.key_cache)?,
+        "value" => poison_cache(&mut case.value_cache)?,
+        "k_scale" => poison_scale(&mut case.options.k_scale)?,
+        _ => poison_scale(&mut case.options.v_scale)?,
+    }
+    let out = run(&on(&case, device, Tables::Host)?)?.0;
+    for query in 0..4 {
+        let row = |t: &Tensor| t.narrow(0, query, 1);
+        if query == owner {
+            assert!(floats(&row(&out)?)?.iter().all(|v| v.is_nan()), "query {query} attends the NaN in {side} of token {token}: {spec:?}");
+        } else {
+            assert_same!(bits(&row(&out)?), bits(&row(&clean)?), "query {query}, {side} of token {token}: {spec:?}");
         }
     }
     Ok(())
@@ -88,7 +125,7 @@ fn poison_never_changes_a_bit() -> Result<()> {
         let spec = CaseSpec { lens: vec![1, 255, 0, 301], query_lens: vec![3], window: Some(100), ..spec(kv_dtype, scales) };
         let nan = run(&on(&spec.build()?, &device, Tables::Host)?)?;
         let infinity = run(&on(&CaseSpec { poison: Poison::Infinity, ..spec }.build()?, &device, Tables::Host)?)?;
-        assert_eq!((bits(&nan.0), bits(&nan.1)), (bits(&infinity.0), bits(&infinity.1)), "{kv_dtype:?}");
+        assert_same!((bits(&nan.0), bits(&nan.1)), (bits(&infinity.0), bits(&infinity.1)), "{kv_dtype:?}");
     }
     Ok(())
 }
@@ -118,18 +155,34 @@ fn empty_contexts_and_caches() -> Result<()> {
     Ok(())
 }
 
-/// Four dims whose first two are rows of one stride are the same call; others are refused, as the kernels take one stride.
+/// Four dims whose first two are rows of one stride are the same call, and so are others: q's and the output's.
 #[test]
 fn four_dimensional_queries() -> Result<()> {
     let Some(device) = gpu("four_dimensional_queries") else { return Ok(()) };
-    let case = CaseSpec { query_lens: vec![4], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
-    let want = run(&on(&case, &device, Tables::Host)?)?.0;
-    let four = case.q.reshape((3, 4, 8, 128))?;
-    let out = run(&on(&Case { q: four.clone(), ..case.clone() }, &device, Tables::Host)?)?.0;
-    assert_eq!(out.dims(), [3, 4, 8, 128]);
-    assert_eq!(bits(&out.reshape((12, 8, 128))?), bits(&want));
-    let swapped = four.transpose(0, 1)?.contiguous()?.transpose(0, 1)?;
-    refuses(run(&on(&Case { q: swapped, ..case }, &device, Tables::Host)?), &["q", "one stride"]);
+    let swapped = |t: &Tensor| t.transpose(0, 1)?.contiguous()?.transpose(0, 1);
+    // Direct stores and the reducer's, the tensor-core tile and the plain one.
+    for (lens, form) in [
+        (vec![70, 40, 9], spec(KvDtype::Bf16, Scales::None)),
+        (vec![3000, 40, 900], spec(KvDtype::Bf16, Scales::None)),
+        (vec![900, 40, 9], CaseSpec { group: 16, ..spec(KvDtype::Fp8, Scales::PerToken) }),
+        (vec![900, 40, 9], spec(KvDtype::F32, Scales::None)),
+    ] {
+        let case = CaseSpec { query_lens: vec![4], lens, ..form }.build()?;
+        let (rows, heads, head_dim) = case.q.dims3()?;
+        let (want, want_lse) = run(&on(&case, &device, Tables::Host)?)?;
+        let four = case.q.reshape((3, 4, heads, head_dim))?;
+        for q in [four.clone(), swapped(&four)?] {
+            let call = on(&Case { q, ..case.clone() }, &device, Tables::Host)?;
+            let (out, lse) = run(&call)?;
+            assert_eq!(out.dims(), [3, 4, heads, head_dim]);
+            assert_same!((bits(&out), bits(&lse)), (bits(&want), bits(&want_lse)), "{:?}", case.spec);
+            let out =
+                swapped(&Tensor::full(f32::NAN, (3, 4, heads, head_dim), &Device::Cpu)?.to_dtype(case.q.dtype())?)?.to_device(&device)?;
+            paged_decode_into(&out, &call.q, &call.key_cache, &call.value_cache, &call.block_tables, &call.context_lens, &call.options)?;
+            let out = out.to_device(&Device::Cpu)?.reshape((rows, heads, head_dim))?;
+            assert_same!(bits(&out), bits(&want), "into a swapped output: {:?}", case.spec);
+        }
+    }
     Ok(())
 }
 
@@ -145,7 +198,7 @@ fn strided_outputs_keep_what_is_between() -> Result<()> {
     let wide = Tensor::full(half::bf16::NAN, (6, 10, 128), &Device::Cpu)?.to_device(&device)?;
     into(&wide.narrow(1, 1, 8)?)?;
     let wide = wide.to_device(&Device::Cpu)?;
-    assert_eq!(bits(&wide.narrow(1, 1, 8)?), bits(&want));
+    assert_same!(bits(&wide.narrow(1, 1, 8)?), bits(&want));
     for outside in [wide.narrow(1, 0, 1)?, wide.narrow(1, 9, 1)?] {
         assert!(floats(&outside)?.iter().all(|v| v.is_nan()), "elements outside the view keep their values");
     }
@@ -185,9 +238,9 @@ fn plans_given_free_and_default_agree() -> Result<()> {
         }
     }
     let mut stale = on(&case, &device, Tables::Host)?;
-    stale.context_lens = Tensor::new(&[3000u32, 0, 900], &Device::Cpu)?;
+    stale.context_lens = Tensor::new(&[3000u32, 0, 300], &Device::Cpu)?;
     stale.options.plan = PlanChoice::Given(plan);
-    refuses(run(&stale), &["plan"]);
+    refuses(run(&stale), &["plan row 2", "made for other lengths"]);
     Ok(())
 }
 
@@ -208,10 +261,20 @@ fn a_call_explains_itself() -> Result<()> {
 fn scales_in_a_tensor_and_of_one_side() -> Result<()> {
     let Some(device) = gpu("scales_in_a_tensor_and_of_one_side") else { return Ok(()) };
     check(&device, &spec(KvDtype::Fp8, Scales::ScalarTensor));
-    // K has a scale per token, V one for the cache.
-    let mut case = CaseSpec { lens: vec![300, 40], ..spec(KvDtype::Fp8, Scales::PerToken) }.build()?;
-    case.options.v_scale = KvScale::Scalar(0.75);
-    refuses(run(&on(&case, &device, Tables::Host)?), &["v_scale", "per token"]);
+    // One side has a scale per token, the other one for the cache, or none: decode, verify and the plain tile.
+    let base = CaseSpec { lens: vec![300, 40], ..spec(KvDtype::Fp8, Scales::PerToken) };
+    let one = Tensor::new(&[1.5f32], &Device::Cpu)?;
+    for form in [base.clone(), CaseSpec { query_lens: vec![3], group: 16, ..base.clone() }, CaseSpec { head_dim: 80, ..base.clone() }] {
+        for other in [KvScale::Scalar(0.75), KvScale::Tensor(one.clone()), KvScale::None] {
+            let mut case = form.build()?;
+            case.options.v_scale = other.clone();
+            check_call(&device, &case);
+            let mut case = form.build()?;
+            case.options.k_scale = other;
+            check_call(&device, &case);
+        }
+    }
+    let mut case = base.build()?;
     case.options.v_scale = KvScale::Tensor(Tensor::zeros((2, 2, 2), DType::F32, &Device::Cpu)?);
     refuses(run(&on(&case, &device, Tables::Host)?), &["v_scale", "[2, 2, 2]"]);
     case.options.v_scale = KvScale::Scalar(f32::INFINITY);

@@ -52,12 +52,12 @@ fn the_last_pages_of_a_large_cache() -> Result<()> {
             let want = attention(&q, &paged(&keys)?, &paged(&values)?, &near, &lens, &Default::default())?;
             want.compare(&out, None, 8e-3, 0.).unwrap_or_else(|e| panic!("{dtype:?} {layout:?}: {e}"));
             if matches!(dtype, KvDtype::Bf16 | KvDtype::F32) {
-                assert_eq!(bits(&keys.narrow(0, 0, tokens)?), bits(&k.to_dtype(DType::F32)?));
+                assert_same!(bits(&keys.narrow(0, 0, tokens)?), bits(&k.to_dtype(DType::F32)?));
             }
         }
         cache.copy_pages(&[(69_999, 0), (0, 69_998)])?;
         let (got, want) = (cache.gather(0, &[69_998], PAGE)?, cache.gather(0, &[69_999], PAGE)?);
-        assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
+        assert_same!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
     }
     Ok(())
 }

@@ -10,3 +10,4 @@ mod large;
 mod refusals;
 mod specs;
 mod support;
+mod variants;

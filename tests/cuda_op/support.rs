@@ -9,8 +9,9 @@ use candle::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstre
 use candle::{CudaStorage, DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, paged_decode_with_lse};
+pub use testkit::assert_same;
+pub use testkit::bits::{Bits, bits};
 use testkit::cases::{Case, CaseSpec};
-pub use testkit::reference::bits;
 
 pub use crate::specs::{forms, spec};
 
@@ -171,13 +172,20 @@ pub fn tolerance(spec: &CaseSpec) -> f64 {
 /// Runs a case with its tables on the host and on the device and compares both with the float64 answer. Gives the worst row's relative L2.
 #[track_caller]
 pub fn check(device: &Device, spec: &CaseSpec) -> f64 {
+    let case = spec.build().unwrap_or_else(|e| panic!("{spec:?}: {e}"));
+    check_call(device, &case)
+}
+
+/// [`check`] of a case that is on the CPU.
+#[track_caller]
+pub fn check_call(device: &Device, case: &Case) -> f64 {
     let mut worst = 0.0f64;
     for tables in [Tables::Host, Tables::Device] {
-        let checked = spec.build().and_then(|case| {
-            let (out, lse) = run(&on(&case, device, tables)?)?;
-            case.expected()?.compare(&out, Some(&lse), tolerance(spec), 2e-3)
+        let checked = on(case, device, tables).and_then(|call| {
+            let (out, lse) = run(&call)?;
+            case.expected()?.compare(&out, Some(&lse), tolerance(&case.spec), 2e-3)
         });
-        worst = worst.max(checked.unwrap_or_else(|e| panic!("tables on the {tables:?}: {spec:?}: {e}")));
+        worst = worst.max(checked.unwrap_or_else(|e| panic!("tables on the {tables:?}: {:?}: {e}", case.spec)));
     }
     worst
 }

@@ -58,7 +58,7 @@ fn an_error_changes_nothing() -> Result<()> {
     let own = fresh_device();
     let cache = PagedKvCache::new(config(KvDtype::Bf16, Quantization::None, None), &own)?;
     let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
-    let held = |cache: &PagedKvCache| floats(&cache.rocm_layer(1).unwrap().key.to_tensor().unwrap()).unwrap();
+    let held = |cache: &PagedKvCache| bits(&cache.rocm_layer(1).unwrap().key.to_tensor().unwrap());
     let (before, counts) = (held(&cache), work(&own));
     let cpu = &Device::Cpu;
     type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;
@@ -79,7 +79,7 @@ fn an_error_changes_nothing() -> Result<()> {
     let message = op.apply(&step.q, &k.narrow(0, 0, 3)?, &v.narrow(0, 0, 3)?).unwrap_err().to_string();
     assert!(message.contains("k:") && message.contains("4 rows"), "{message}");
     assert_eq!((counts, work(&own)), (after, after));
-    assert_eq!(held(&cache), before);
+    assert_same!(held(&cache), before);
     Ok(())
 }
 

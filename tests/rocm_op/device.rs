@@ -70,7 +70,7 @@ fn the_device_s_plan_is_the_host_s_and_so_are_the_bits() -> Result<()> {
         call.options.plan = PlanChoice::Given(plan);
         for _ in 0..2 {
             let (out, lse) = call.decode_with_lse()?;
-            assert_eq!((bits(&out.to_tensor()?), bits(&lse.to_tensor()?)), (bits(&want), bits(&want_lse)), "{spec:?}");
+            assert_same!((bits(&out.to_tensor()?), bits(&lse.to_tensor()?)), (bits(&want), bits(&want_lse)), "{spec:?}");
             call.options.plan = PlanChoice::Default;
         }
     }
@@ -86,14 +86,14 @@ fn views_of_tables_queries_and_outputs() -> Result<()> {
     let lanes = case.block_tables.dim(1)?;
     let wide = Tensor::cat(&[&case.block_tables, &Tensor::full(-7i32, (2, 9), &Device::Cpu)?], 1)?;
     call.block_tables = RocmTensor::from_tensor(&wide, device())?.narrow(1, 0, lanes)?;
-    assert_eq!(bits(&call.decode()?.to_tensor()?), want);
+    assert_same!(bits(&call.decode()?.to_tensor()?), want);
     // A 4-D query, and heads of a wider output, whose other elements keep their values.
     call.q = call.q.reshape((2, 2, 8, 64))?;
     let around = RocmTensor::empty((2, 2, 10, 64), DType::BF16, device())?;
     around.fill_bytes(0xff)?;
     call.decode_into(&around.narrow(2, 1, 8)?, None)?;
     let all = around.to_tensor()?;
-    assert_eq!(bits(&all.narrow(2, 1, 8)?), want);
+    assert_same!(bits(&all.narrow(2, 1, 8)?), want);
     for outside in [0, 9] {
         assert!(floats(&all.narrow(2, outside, 1)?)?.iter().all(|v| v.is_nan()));
     }

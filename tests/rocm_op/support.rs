@@ -9,9 +9,10 @@ use candle_paged_attn::rocm::{self, PlanShape, RocmDevice, RocmOptions, RocmTens
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, PlanChoice};
 use float8::F8E4M3;
 use once_cell::sync::Lazy;
+pub use testkit::assert_same;
+pub use testkit::bits::bits;
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::quantized::{self, Fp8};
-pub use testkit::reference::bits;
 
 static DEVICE: Lazy<RocmDevice> = Lazy::new(|| RocmDevice::new(0).unwrap());
 

@@ -1,6 +1,7 @@
 //! What tests, benches and examples share: the float64 reference, random calls, the workload list, machine rates.
 
 pub mod arguments;
+pub mod bits;
 pub mod cases;
 pub mod errors;
 mod mersenne;

@@ -178,11 +178,6 @@ pub fn floats(tensor: &Tensor) -> Result<Vec<f64>> {
     })
 }
 
-/// Every value's bits, of a CPU tensor.
-pub fn bits(tensor: &Tensor) -> Vec<u64> {
-    floats(tensor).unwrap().into_iter().map(f64::to_bits).collect()
-}
-
 pub(crate) fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
     let tensor = tensor.to_device(&Device::Cpu)?.flatten_all()?;
     Ok(match tensor.dtype() {

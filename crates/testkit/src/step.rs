@@ -4,7 +4,9 @@ use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions};
 
-use crate::reference::{Expected, attention, bits, floats};
+use crate::assert_same;
+use crate::bits::bits;
+use crate::reference::{Expected, attention, floats};
 
 pub const DIMS: CacheDims = CacheDims { pages: 12, page_size: 16, kv_heads: 2, head_dim: 64 };
 
@@ -81,8 +83,8 @@ impl Step {
     /// Panics, naming `what`, unless `cache` holds the first sequence's tokens.
     pub fn check_tokens(&self, cache: &PagedKvCache, what: &str) -> Result<()> {
         let (keys, values) = cache.gather(1, &[3, 7, 1], 40)?;
-        assert_eq!(floats(&keys)?, floats(&self.k.narrow(0, 0, 40)?)?, "{what}");
-        assert_eq!(floats(&values)?, floats(&self.v.narrow(0, 0, 40)?)?, "{what}");
+        assert_same!(bits(&keys), bits(&self.k.narrow(0, 0, 40)?), "{what}");
+        assert_same!(bits(&values), bits(&self.v.narrow(0, 0, 40)?), "{what}");
         Ok(())
     }
 }
@@ -98,7 +100,7 @@ pub fn check_page_copies(cache: &PagedKvCache, device: &Device) -> Result<()> {
     for layer in 0..2 {
         let want = cache.gather(layer, &[2], 16)?;
         let got = cache.gather(layer, &[9], 16)?;
-        assert_eq!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
+        assert_same!((bits(&got.0), bits(&got.1)), (bits(&want.0), bits(&want.1)));
         assert!(floats(&want.0)?.iter().any(|v| *v != 0.));
     }
     let message = cache.copy_pages(&[(0, 1), (12, 0)]).expect_err("page 12 of 12").to_string();
