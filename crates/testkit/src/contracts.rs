@@ -4,7 +4,7 @@ use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheDims, CacheLayout, KvDtype};
 use candle_paged_attn::plan::{DecodePlan, PlanRequest};
 use candle_paged_attn::registry::Arch;
-use candle_paged_attn::{PlanChoice, merge_attention_states};
+use candle_paged_attn::{KvScale, PlanChoice, merge_attention_states};
 
 use crate::assert_same;
 use crate::bits::bits;
@@ -20,6 +20,39 @@ pub fn refuses<T>(result: Result<T>, fragments: &[&str]) {
     let Err(error) = result else { panic!("no error, where one with {fragments:?} was due") };
     let message = error.to_string();
     fragments.iter().for_each(|fragment| assert!(message.contains(fragment), "{message:?} does not name {fragment:?}"));
+}
+
+/// What an error names, and what of a call is made wrong for that.
+pub type Wrong = (&'static [&'static str], fn(&mut Case));
+
+/// A call of two sequences of 40 and 50 tokens and head_dim 64 over a BF16 cache is refused after each of these.
+pub fn wrong_arguments() -> Vec<Wrong> {
+    fn tensor(data: &[u32]) -> Tensor {
+        Tensor::new(data, &Device::Cpu).unwrap()
+    }
+    vec![
+        (&["q", "F64"], |c| c.q = c.q.to_dtype(DType::F64).unwrap()),
+        (&["q", "7", "2 KV heads"], |c| c.q = c.q.narrow(1, 0, 7).unwrap()),
+        (&["q", "head_dim 32", "64"], |c| c.q = c.q.narrow(2, 0, 32).unwrap()),
+        (&["q", "contiguous"], |c| c.q = c.q.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap()),
+        (&["q", "1 rows", "batch 2"], |c| c.q = c.q.narrow(0, 0, 1).unwrap()),
+        (&["value_cache", "F16", "BF16"], |c| c.value_cache = c.value_cache.to_dtype(DType::F16).unwrap()),
+        (&["context_lens", "sequence 1", "5000"], |c| c.context_lens = tensor(&[40, 5000])),
+        (&["context_lens", "[1]", "[2]"], |c| c.context_lens = tensor(&[40])),
+        (&["context_lens", "I64"], |c| c.context_lens = c.context_lens.to_dtype(DType::I64).unwrap()),
+        (&["block_tables", "9000", "sequence 1", "column 1", "cache of"], |c| {
+            c.block_tables = tensor(&[0, 1, 2, 0, 0, 9000, 1, 2]).reshape((2, 4)).unwrap();
+        }),
+        (&["block_tables", "-1", "sequence 1", "column 2"], |c| {
+            c.block_tables = Tensor::new(&[[0i32, 1, 2, 0], [0, 1, -1, 2]], &Device::Cpu).unwrap();
+        }),
+        (&["softmax_scale", "NaN"], |c| c.options.softmax_scale = Some(f32::NAN)),
+        (&["window", "0"], |c| c.options.window = Some(0)),
+        (&["max_partitions"], |c| c.options.max_partitions = Some(0)),
+        (&["sinks", "[8]", "[3]"], |c| c.options.sinks = Some(Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap())),
+        (&["k_scale", "Bf16"], |c| c.options.k_scale = KvScale::Scalar(2.0)),
+        (&["query_start", "sequence 1", "3", "2"], |c| c.options.query_start = Some(tensor(&[0, 3, 2]))),
+    ]
 }
 
 /// `base` with each option.
