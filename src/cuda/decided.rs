@@ -13,7 +13,7 @@ use crate::op::PagedDecode;
 use crate::op::call::Call;
 use crate::op::decide::{HostTables, Prepared, check_contents, longest, problem};
 use crate::op::shapes::Shapes;
-use crate::options::PlanChoice;
+use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{HostPlan, PLANNER_THREADS};
 use crate::registry::{self, Problem, Selection, Tasks};
 
@@ -22,9 +22,10 @@ pub(super) enum Plan {
     /// Made or checked on the host, to be uploaded.
     Host(Arc<HostPlan>),
     /// In memory, or to be made there by the planner first.
-    Device { capacity: usize, made: bool, one_tile_tasks: bool },
-    /// One task a row.
-    Free,
+    /// `task_tiles`: most of any task, as far as is known.
+    Device { capacity: usize, made: bool, task_tiles: usize },
+    /// One task a row, of at most so many tiles.
+    Free { tiles: usize },
 }
 
 /// What was decided of a call.
@@ -53,7 +54,18 @@ pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
 
 pub(super) fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Result<Decided> {
     let Prepared { shapes, rows, plan, selection } = Prepared::new(call, &op.host_tables(), op.given_plan()?, &gpu.arch, registry::select)?;
-    Ok(Decided { shapes, query_len: longest(&rows), selection, plan: Plan::Host(plan) })
+    let query_len = longest(&rows);
+    // As where the tables are on the device.
+    let is_default = matches!(op.options.plan, PlanChoice::Default) && splits_freely(&op.options);
+    match whole_rows(&shapes, query_len, call, gpu, shapes.table_tokens()).filter(|_| is_default) {
+        Some(plan) => Decided::new(shapes, query_len, plan, call, gpu),
+        None => Ok(Decided { shapes, query_len, selection, plan: Plan::Host(plan) }),
+    }
+}
+
+/// Whether the options leave open how rows are split.
+fn splits_freely<T, P>(options: &DecodeOptions<T, P>) -> bool {
+    options.max_partitions.is_none() && options.workgroup_budget.is_none()
 }
 
 pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaStream) -> Result<Decided> {
@@ -63,36 +75,51 @@ pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, str
     if options.validate && !is_capturing(stream)? {
         validate(op, call, gpu, &shapes, query_len)?;
     }
-    let shape = PlanShape::of(&shapes, options, query_len);
-    let plan = match &options.plan {
+    let plan = plan_on_device(&shapes, query_len, call, gpu, &options.plan)?;
+    Decided::new(shapes, query_len, plan, call, gpu)
+}
+
+/// The plan of a call with its tables on the device. Rows that are not to be split need none, nor do few short ones, which clusters of blocks
+/// walk whole.
+pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu, choice: &PlanChoice) -> Result<Plan> {
+    let shape = PlanShape::of(shapes, &call.options, query_len);
+    let (plan, most_tokens) = match choice {
         PlanChoice::Given(plan) => {
             if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
                 bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
             }
-            match plan.work_info().device() {
-                Device::Cuda(_) => Plan::Device {
-                    capacity: plan.capacity(),
-                    made: true,
-                    one_tile_tasks: plan.made_on_host().is_some_and(|plan| plan.longest_task() <= 1),
-                },
-                _ => Plan::Host(plan.host()?),
+            if !matches!(plan.work_info().device(), Device::Cuda(_)) {
+                return Ok(Plan::Host(plan.host()?));
             }
+            let task_tiles = plan.made_on_host().map_or(usize::MAX, |plan| plan.longest_task());
+            if plan.is_one_task_a_row() {
+                return Ok(Plan::Free { tiles: task_tiles });
+            }
+            (Plan::Device { capacity: plan.capacity(), made: true, task_tiles }, plan.most_tokens_split_freely())
         }
-        PlanChoice::Free => Plan::Free,
-        PlanChoice::Default => default_plan(&shapes, &shape, gpu)?,
+        PlanChoice::Free => return Ok(Plan::Free { tiles: table_tiles(shapes, gpu) }),
+        PlanChoice::Default => (default_plan(shapes, &shape, gpu)?, splits_freely(&call.options).then(|| shapes.table_tokens())),
     };
-    Decided::new(shapes, query_len, plan, call, gpu)
+    Ok(most_tokens.and_then(|most| whole_rows(shapes, query_len, call, gpu, most)).unwrap_or(plan))
+}
+
+/// No plan, where rows of at most `most_tokens` tokens are few and short.
+fn whole_rows(shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu, most_tokens: usize) -> Option<Plan> {
+    let most_tokens = most_tokens.min(shapes.table_tokens());
+    let plan = Plan::Free { tiles: most_tokens.div_ceil(gpu.arch.name.tile_tokens()) };
+    registry::walks_whole_rows(&plan.problem(shapes, query_len, call, gpu), most_tokens, &gpu.arch).then_some(plan)
 }
 
 /// The plan of a call that gives none, its tables on the device.
-pub(super) fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
+fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
     let tiles = table_tiles(shapes, gpu);
     Ok(match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
         // The planner's block has a row a thread; batches past that have more rows than slots are worth.
         capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
-            Plan::Device { capacity, made: false, one_tile_tasks: shape.rows().saturating_mul(tiles) <= capacity }
+            let task_tiles = if shape.rows().saturating_mul(tiles) <= capacity { 1 } else { tiles };
+            Plan::Device { capacity, made: false, task_tiles }
         }
-        _ => Plan::Free,
+        _ => Plan::Free { tiles },
     })
 }
 
@@ -138,7 +165,7 @@ impl Plan {
         match self {
             Self::Host(plan) => plan.capacity(),
             Self::Device { capacity, .. } => *capacity,
-            Self::Free => plan_rows(shapes),
+            Self::Free { .. } => plan_rows(shapes),
         }
     }
 
@@ -146,8 +173,8 @@ impl Plan {
     pub fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu) -> Problem {
         let tasks = match self {
             Self::Host(plan) => Tasks::of(plan),
-            Self::Device { capacity, one_tile_tasks, .. } => Tasks { slots: *capacity, one_a_row: false, of_one_tile: *one_tile_tasks },
-            Self::Free => Tasks { slots: plan_rows(shapes), one_a_row: true, of_one_tile: table_tiles(shapes, gpu) <= 1 },
+            Self::Device { capacity, task_tiles, .. } => Tasks { slots: *capacity, one_a_row: false, most_tiles: *task_tiles },
+            Self::Free { tiles } => Tasks { slots: plan_rows(shapes), one_a_row: true, most_tiles: *tiles },
         };
         problem(shapes, call, query_len, tasks, &gpu.arch)
     }

@@ -6,7 +6,7 @@ use candle::cuda_backend::cudarc::driver::{CudaStream, sys};
 use candle::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host, table_tiles};
+use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, check_device, cuda_storage, meta, write_address};
@@ -94,7 +94,7 @@ pub(crate) fn explain(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value:
     let tasks = match plan {
         Plan::Host(plan) => plan.tasks(),
         Plan::Device { capacity, .. } => capacity,
-        Plan::Free => op.context_lens.elem_count(),
+        Plan::Free { .. } => op.context_lens.elem_count(),
     };
     Ok(CallSummary { selection, tasks })
 }
@@ -210,7 +210,7 @@ impl Checked<'_> {
         let mut scale = |name, scale, lock| self.scale(name, scale, locks.get_if(lock), &mut reads, workspace, &mut own);
         let (k_scale, k_scale_stride) = scale("k_scale", &options.k_scale, 4)?;
         let (v_scale, v_scale_stride) = scale("v_scale", &options.v_scale, 5)?;
-        let [work, reduce] = self.records(base, &laid, [locks.get_if(6), locks.get_if(7)], &mut reads, workspace)?;
+        let [work, reduce] = self.records(base, &laid, [locks.get_if(6), locks.get_if(7)], &mut reads)?;
         if decided.is_planned_here() {
             self.launch_planner([context_lens, query_start], [work, reduce])?;
         }
@@ -258,9 +258,10 @@ impl Checked<'_> {
             rows: clamp(self.slot_rows()),
             q_rows: clamp(shapes.rows),
         };
+        let cluster = selection.key.cuda.map_or(1, |shape| shape.cluster);
         let grid = [
-            count("slots", slots, i32::MAX as usize)?,
-            count("KV heads", heads, MOST_YZ)?,
+            count("blocks (slots times KV heads)", slots.saturating_mul(heads).saturating_mul(cluster), i32::MAX as usize)?,
+            1,
             count("blocks of query rows", selection.row_groups, MOST_YZ)?,
         ];
         let tile = gpu.tile(stream, selection)?;
@@ -321,7 +322,7 @@ impl Checked<'_> {
         });
         let records = match plan {
             Plan::Host(plan) => Some([plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| room.upload(as_bytes(records)))),
-            Plan::Device { .. } | Plan::Free => None,
+            Plan::Device { .. } | Plan::Free { .. } => None,
         };
         let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
         let planned = room.scratch(if self.decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
@@ -374,18 +375,9 @@ impl Checked<'_> {
         Ok((workspace.scalar(value, own, &self.stream)?, Paged::default()))
     }
 
-    /// Where the plan's records are, or will be; `given`: the storages of a plan that the caller gave.
-    fn records<'a>(
-        &self,
-        base: u64,
-        laid: &Laid,
-        given: [Option<&'a Storage>; 2],
-        reads: &mut Reads<'a>,
-        workspace: &mut Workspace,
-    ) -> Result<[u64; 2]> {
-        let Decided { shapes, plan, .. } = &self.decided;
-        let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
-        match (plan, &self.op.options.plan, laid.records) {
+    /// Where the plan's records are, or will be, 0 without any; `given`: the storages of a plan that the caller gave.
+    fn records<'a>(&self, base: u64, laid: &Laid, given: [Option<&'a Storage>; 2], reads: &mut Reads<'a>) -> Result<[u64; 2]> {
+        match (&self.decided.plan, &self.op.options.plan, laid.records) {
             (_, _, Some(offsets)) => Ok(offsets.map(|at| base + at as u64)),
             (Plan::Device { made: true, .. }, PlanChoice::Given(tensors), _) => {
                 let mut address = |tensor: &Tensor, storage: Option<&'a Storage>| -> Result<u64> {
@@ -394,8 +386,8 @@ impl Checked<'_> {
                 };
                 Ok([address(tensors.work_info(), given[0])?, address(tensors.reduce_info(), given[1])?])
             }
-            (Plan::Device { .. }, _, _) => Ok([base + laid.planned as u64, base + (laid.planned + slots * 16) as u64]),
-            (Plan::Free | Plan::Host(_), _, _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, &self.gpu)), &self.stream),
+            (Plan::Device { .. }, _, _) => Ok([base + laid.planned as u64, base + (laid.planned + self.decided.slots() * 16) as u64]),
+            (Plan::Free { .. } | Plan::Host(_), _, _) => Ok([0; 2]),
         }
     }
 

@@ -38,7 +38,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
             ("PA_GROUPS", shape.groups),
             ("PA_STAGES", shape.stages),
             ("PA_CHUNK", shape.chunk),
-            ("PA_CLUSTER", CLUSTER),
+            ("PA_CLUSTER", shape.cluster),
             ("PA_WARPGROUP", usize::from(shape.warpgroup)),
         ]),
     }
@@ -52,9 +52,6 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
         options: vec![],
     })
 }
-
-/// Blocks that merge their tasks through each other's shared memory: none do yet.
-const CLUSTER: usize = 1;
 
 /// Query heads of a reducer's block, and its threads.
 #[cfg(feature = "cuda")]
@@ -88,8 +85,7 @@ pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_
     let ReducerCut { warps, split } = cut;
     let marks = [mark(split > 1, "_split"), mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
-    let number =
-        [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", split)];
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_WARPS", warps), ("PA_SPLIT", split)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
 }
 

@@ -5,15 +5,14 @@ use std::collections::{HashMap, HashSet};
 use candle::{DType, Layout, Result};
 use rayon::prelude::*;
 
-use super::decided::{Decided, Plan, default_plan};
+use super::decided::{Decided, Plan, plan_on_device};
 use super::device::Gpu;
 use super::specialize::{ReducerCut, WriteKey};
 use super::write::scale_mode;
 use crate::cache::{CacheDims, CacheLayout, ExpectedCalls, KvDtype, LayerCache, LayerForm};
-use crate::gpu::plan_shape::PlanShape;
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
-use crate::options::DecodeOptions;
+use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{PlanRequest, capacity};
 use crate::registry::{KernelKey, Selection};
 
@@ -100,10 +99,10 @@ impl Needed {
             options,
         };
         let shapes = Shapes::new(&call)?;
-        let planned = default_plan(&shapes, &PlanShape::of(&shapes, &call.options, query_len), gpu)?;
+        let planned = plan_on_device(&shapes, query_len, &call, gpu, &PlanChoice::Default)?;
         // A call may ask for no plan.
-        let free = (!matches!(planned, Plan::Free)).then_some(Plan::Free);
-        for plan in [Some(planned), free].into_iter().flatten().chain(given_plans(&shapes, query_len, calls.window, gpu)?) {
+        let free = plan_on_device(&shapes, query_len, &call, gpu, &PlanChoice::Free)?;
+        for plan in [planned, free].into_iter().chain(given_plans(&shapes, query_len, calls.window, gpu)?) {
             let decided = Decided::new(shapes.clone(), query_len, plan, &call, gpu)?;
             if decided.is_split() {
                 self.reducers.insert(decided.reducer_cut(gpu));
@@ -126,7 +125,8 @@ fn given_plans(shapes: &Shapes, query_len: usize, window: Option<usize>, gpu: &G
     for max_context_len in [None, Some(shapes.table_tokens())] {
         let request = PlanRequest { window, max_context_len, ..PlanRequest::new(&context_lens, &query_lens, kv_heads) };
         let capacity = capacity(&request, &gpu.arch)?;
-        plans.extend([false, true].map(|one_tile_tasks| Plan::Device { capacity, made: true, one_tile_tasks }));
+        // From one tile a task to any number, the cuts of a block change past one and past 16.
+        plans.extend([1, 16, usize::MAX].map(|task_tiles| Plan::Device { capacity, made: true, task_tiles }));
     }
     Ok(plans)
 }

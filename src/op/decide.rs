@@ -154,7 +154,7 @@ pub(crate) fn problem(shapes: &Shapes, call: &Call<'_>, query_len: usize, tasks:
         plan_free: false,
         max_partitions: None,
         capacity: 0,
-        one_tile_tasks: false,
+        task_tiles: usize::MAX,
     };
     problem.with_tasks(tasks)
 }

@@ -17,7 +17,7 @@ pub use cuda::REDUCER_WARPS;
 #[cfg(feature = "nvrtc")]
 pub(crate) use cuda::block_rows;
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{reducer_warps, select_plain};
+pub(crate) use cuda::{reducer_warps, select_plain, walks_whole_rows};
 pub use flags::{Flags, Missing};
 pub(crate) use problem::Tasks;
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
