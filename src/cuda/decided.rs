@@ -2,20 +2,16 @@
 
 use std::sync::Arc;
 
-use candle::cuda_backend::cudarc::driver::CudaStream;
-use candle::{Device, Result, Tensor, bail};
+use candle::{Device, Result, bail};
 
-use super::device::Gpu;
 use super::specialize::{ReducerCut, reducer_cut};
-use super::workspace::is_capturing;
-use crate::gpu::plan_shape::{PlanShape, longest_query};
-use crate::op::PagedDecode;
+use crate::gpu::plan_shape::PlanShape;
 use crate::op::call::Call;
-use crate::op::decide::{HostTables, Prepared, check_contents, longest, problem};
+use crate::op::decide::problem;
 use crate::op::shapes::Shapes;
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{HostPlan, PLANNER_THREADS};
-use crate::registry::{self, Problem, Selection, Tasks};
+use crate::registry::{self, Arch, Problem, Selection, Tasks};
 
 /// Where a call's tasks come from.
 pub(super) enum Plan {
@@ -37,51 +33,14 @@ pub(crate) struct Decided {
     pub(super) plan: Plan,
 }
 
-/// Whether the tables are on the CPU.
-pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
-    let host = op.block_tables.device().is_cpu();
-    for (name, tensor) in [("context_lens", Some(&op.context_lens)), ("query_start", op.options.query_start.as_ref())] {
-        if let Some(tensor) = tensor.filter(|tensor| tensor.device().is_cpu() != host) {
-            bail!(
-                "{name}: on {:?}, but block_tables are on {:?}; tables and lengths are all on the CPU or all on q's device",
-                tensor.device().location(),
-                op.block_tables.device().location()
-            )
-        }
-    }
-    Ok(host)
-}
-
-pub(super) fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Result<Decided> {
-    let Prepared { shapes, rows, plan, selection } = Prepared::new(call, &op.host_tables(), op.given_plan()?, &gpu.arch, registry::select)?;
-    let query_len = longest(&rows);
-    // As where the tables are on the device.
-    let is_default = matches!(op.options.plan, PlanChoice::Default) && splits_freely(&op.options);
-    match whole_rows(&shapes, query_len, call, gpu, shapes.table_tokens()).filter(|_| is_default) {
-        Some(plan) => Decided::new(shapes, query_len, plan, call, gpu),
-        None => Ok(Decided { shapes, query_len, selection, plan: Plan::Host(plan) }),
-    }
-}
-
 /// Whether the options leave open how rows are split.
-fn splits_freely<T, P>(options: &DecodeOptions<T, P>) -> bool {
+pub(super) fn splits_freely<T, P>(options: &DecodeOptions<T, P>) -> bool {
     options.max_partitions.is_none() && options.workgroup_budget.is_none()
-}
-
-pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaStream) -> Result<Decided> {
-    let options = &op.options;
-    let shapes = Shapes::new(call)?;
-    let query_len = longest_query(&shapes, options)?;
-    if options.validate && !is_capturing(stream)? {
-        validate(op, call, gpu, &shapes, query_len)?;
-    }
-    let plan = plan_on_device(&shapes, query_len, call, gpu, &options.plan)?;
-    Decided::new(shapes, query_len, plan, call, gpu)
 }
 
 /// The plan of a call with its tables on the device. Rows that are not to be split need none, nor do few short ones, which clusters of blocks
 /// walk whole.
-pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu, choice: &PlanChoice) -> Result<Plan> {
+pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch, choice: &PlanChoice) -> Result<Plan> {
     let shape = PlanShape::of(shapes, &call.options, query_len);
     let (plan, most_tokens) = match choice {
         PlanChoice::Given(plan) => {
@@ -97,23 +56,23 @@ pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>,
             }
             (Plan::Device { capacity: plan.capacity(), made: true, task_tiles }, plan.most_tokens_split_freely())
         }
-        PlanChoice::Free => return Ok(Plan::Free { tiles: table_tiles(shapes, gpu) }),
-        PlanChoice::Default => (default_plan(shapes, &shape, gpu)?, splits_freely(&call.options).then(|| shapes.table_tokens())),
+        PlanChoice::Free => return Ok(Plan::Free { tiles: table_tiles(shapes, arch) }),
+        PlanChoice::Default => (default_plan(shapes, &shape, arch)?, splits_freely(&call.options).then(|| shapes.table_tokens())),
     };
-    Ok(most_tokens.and_then(|most| whole_rows(shapes, query_len, call, gpu, most)).unwrap_or(plan))
+    Ok(most_tokens.and_then(|most| whole_rows(shapes, query_len, call, arch, most)).unwrap_or(plan))
 }
 
 /// No plan, where rows of at most `most_tokens` tokens are few and short.
-fn whole_rows(shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu, most_tokens: usize) -> Option<Plan> {
+pub(super) fn whole_rows(shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch, most_tokens: usize) -> Option<Plan> {
     let most_tokens = most_tokens.min(shapes.table_tokens());
-    let plan = Plan::Free { tiles: most_tokens.div_ceil(gpu.arch.name.tile_tokens()) };
-    registry::walks_whole_rows(&plan.problem(shapes, query_len, call, gpu), most_tokens, &gpu.arch).then_some(plan)
+    let plan = Plan::Free { tiles: most_tokens.div_ceil(arch.name.tile_tokens()) };
+    registry::walks_whole_rows(&plan.problem(shapes, query_len, call, arch), most_tokens, arch).then_some(plan)
 }
 
 /// The plan of a call that gives none, its tables on the device.
-fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
-    let tiles = table_tiles(shapes, gpu);
-    Ok(match shape.capacity(&gpu.arch, Some(shapes.table_tokens()))? {
+fn default_plan(shapes: &Shapes, shape: &PlanShape, arch: &Arch) -> Result<Plan> {
+    let tiles = table_tiles(shapes, arch);
+    Ok(match shape.capacity(arch, Some(shapes.table_tokens()))? {
         // The planner's block has a row a thread; batches past that have more rows than slots are worth.
         capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
             let task_tiles = if shape.rows().saturating_mul(tiles) <= capacity { 1 } else { tiles };
@@ -125,8 +84,8 @@ fn default_plan(shapes: &Shapes, shape: &PlanShape, gpu: &Gpu) -> Result<Plan> {
 
 impl Decided {
     /// A call that is to run by `plan`; `query_len` is its longest query.
-    pub fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, gpu: &Gpu) -> Result<Self> {
-        let selection = registry::select(&plan.problem(&shapes, query_len, call, gpu), &gpu.arch)?;
+    pub fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, arch: &Arch) -> Result<Self> {
+        let selection = registry::select(&plan.problem(&shapes, query_len, call, arch), arch)?;
         Ok(Self { shapes, query_len, selection, plan })
     }
 
@@ -139,10 +98,10 @@ impl Decided {
     }
 
     /// How results of a row's tasks are merged where there are several.
-    pub fn reducer_cut(&self, gpu: &Gpu) -> ReducerCut {
+    pub fn reducer_cut(&self, arch: &Arch) -> ReducerCut {
         let Shapes { batch, q_heads, dims, .. } = &self.shapes;
         let rows = batch.saturating_mul(self.query_len).saturating_mul(*q_heads);
-        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, dims.head_dim, gpu.arch.compute_units)
+        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, dims.head_dim, arch.compute_units)
     }
 
     /// Whether a row may have several tasks, whose results are merged.
@@ -170,30 +129,17 @@ impl Plan {
     }
 
     /// The call as the registry sees it.
-    pub fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, gpu: &Gpu) -> Problem {
+    pub fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch) -> Problem {
         let tasks = match self {
             Self::Host(plan) => Tasks::of(plan),
             Self::Device { capacity, task_tiles, .. } => Tasks { slots: *capacity, one_a_row: false, most_tiles: *task_tiles },
             Self::Free { tiles } => Tasks { slots: plan_rows(shapes), one_a_row: true, most_tiles: *tiles },
         };
-        problem(shapes, call, query_len, tasks, &gpu.arch)
+        problem(shapes, call, query_len, tasks, arch)
     }
 }
 
 /// Tiles that a row of the block table has room for.
-pub(super) fn table_tiles(shapes: &Shapes, gpu: &Gpu) -> usize {
-    shapes.table_tokens().div_ceil(gpu.arch.name.tile_tokens())
-}
-
-/// Reads tables, lengths and a given plan back and checks them. Waits for the device.
-fn validate(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, shapes: &Shapes, query_len: usize) -> Result<()> {
-    let (block_tables, context_lens) = (to_cpu(&op.block_tables)?, to_cpu(&op.context_lens)?);
-    let query_start = op.options.query_start.as_ref().map(to_cpu).transpose()?;
-    let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
-    check_contents(shapes, &tables, call, query_len, op.given_plan()?, &gpu.arch)
-}
-
-/// A copy of the whole storage behind a tensor, seen through the same strides: copies on the device would need candle's own kernels.
-fn to_cpu(tensor: &Tensor) -> Result<Tensor> {
-    tensor.to_device(&Device::Cpu)
+pub(super) fn table_tiles(shapes: &Shapes, arch: &Arch) -> usize {
+    shapes.table_tokens().div_ceil(arch.name.tile_tokens())
 }

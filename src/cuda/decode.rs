@@ -6,7 +6,8 @@ use candle::cuda_backend::cudarc::driver::{CudaStream, sys};
 use candle::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host};
+use super::decide::{decide_on_device, decide_on_host, on_host};
+use super::decided::{Decided, Plan};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, check_device, cuda_storage, meta, write_address};
@@ -159,7 +160,7 @@ impl<'a> Checked<'a> {
         let mut decided = if on_host(op)? { decide_on_host(op, &call, &gpu)? } else { decide_on_device(op, &call, &gpu, &stream)? };
         let strides = Strides::of(op, [q.1, key.1, value.1])?;
         if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &strides, &stream) {
-            let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu);
+            let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu.arch);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
         let checked = Self { op, q, key, value, gpu, stream, decided, strides };
@@ -460,7 +461,7 @@ impl Checked<'_> {
 
     fn reducer(&self) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let cut = self.decided.reducer_cut(&self.gpu);
+        let cut = self.decided.reducer_cut(&self.gpu.arch);
         let (heads, threads) = specialize::reducer_block(cut.warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, cut)?;

@@ -7,9 +7,7 @@ use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split};
 pub use crate::registry::REDUCER_WARPS;
-#[cfg(feature = "cuda")]
-use crate::registry::reducer_warps;
-use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows};
+use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows, reducer_warps};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
 ///
@@ -60,7 +58,7 @@ pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
 }
 
 /// How a row of the reducer is shared out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReducerCut {
     /// Warps of a block ([`REDUCER_WARPS`]).
     pub warps: usize,
@@ -73,7 +71,6 @@ pub const REDUCER_SPLIT: usize = 4;
 
 /// The cut for `rows` (sequence, query token, query head) of up to `partials` partial results each: blocks share channels where most of the SMs
 /// would be idle without that.
-#[cfg(feature = "cuda")]
 pub(crate) fn reducer_cut(partials: usize, rows: usize, head_dim: usize, sms: usize) -> ReducerCut {
     let warps = reducer_warps(partials);
     let divides = head_dim.is_power_of_two() && (64..=512).contains(&head_dim);

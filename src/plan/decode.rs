@@ -13,13 +13,13 @@ pub struct DecodePlan {
     work_info: Tensor,
     reduce_info: Tensor,
     host: Option<Arc<HostPlan>>,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "CUDA calls alone look at it"))]
+    #[cfg_attr(not(feature = "nvrtc"), expect(dead_code, reason = "CUDA calls alone look at it"))]
     limits: Limits,
 }
 
 /// What the plan was made for, and records that are written over its own keep to.
 #[derive(Clone, Copy, Debug, Default)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "CUDA calls alone look at them"))]
+#[cfg_attr(not(feature = "nvrtc"), expect(dead_code, reason = "CUDA calls alone look at them"))]
 struct Limits {
     max_partitions: Option<usize>,
     workgroup_budget: Option<usize>,
@@ -105,20 +105,20 @@ impl DecodePlan {
     }
 
     /// Whether it was made so that no row has several tasks.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvrtc")]
     pub(crate) fn is_one_task_a_row(&self) -> bool {
         self.limits.max_partitions == Some(1)
     }
 
     /// Most tokens of a row, where the request said so and left open how rows are split.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvrtc")]
     pub(crate) fn most_tokens_split_freely(&self) -> Option<usize> {
         let Limits { max_partitions, workgroup_budget, max_context_len } = self.limits;
         max_context_len.filter(|_| max_partitions.is_none() && workgroup_budget.is_none())
     }
 
     /// The host records, where they were made on the host: nothing is read back.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvrtc")]
     pub(crate) fn made_on_host(&self) -> Option<&Arc<HostPlan>> {
         self.host.as_ref()
     }

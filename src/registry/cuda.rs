@@ -154,7 +154,7 @@ fn cluster(p: &Problem, arch: &Arch, row_blocks: usize) -> usize {
 
 /// Whether clusters of blocks walk the rows of `p`, of at most `tokens` tokens each, faster than tasks of them are merged by a second launch:
 /// few short rows of one matrix tile. `p` is plan-free.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvrtc")]
 pub(crate) fn walks_whole_rows(p: &Problem, tokens: usize, arch: &Arch) -> bool {
     let (pairs, rows) = (p.workgroups(), p.query_len.saturating_mul(p.group()));
     let most = (512 * cluster_of(pairs, arch)).min(2048);
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvrtc")]
     fn few_short_rows_are_walked_whole() {
         let walked = |p: Problem, batch, tokens| walks_whole_rows(&Problem { batch, plan_free: true, ..p }, tokens, &Arch::sm90());
         assert!(walked(fp8(), 1, 2048) && walked(nhd(), 4, 1024) && walked(fp8(), 33, 1024) && walked(fp8(), 16, 2048));
