@@ -11,7 +11,7 @@ use crate::jit::Specialization;
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
 use crate::options::{DecodeOptions, PlanChoice};
-use crate::plan::{PlanRequest, batch_bucket, capacity};
+use crate::plan::{PlanRequest, batch_bucket, capacity, no_lengths};
 use crate::registry::{Arch, KernelKey, Selection};
 
 /// Every kernel that [`PagedKvCache::warm_up`] loads on a GPU of `arch` for a cache like `cache`, which may be on any device: to compile them
@@ -124,8 +124,7 @@ fn samples(most: usize) -> Vec<usize> {
 /// Plans that callers make for such a call themselves, with the longest context in mind or without.
 fn given_plans(shapes: &Shapes, query_len: usize, window: Option<usize>, arch: &Arch) -> Result<Vec<Plan>> {
     let (rows, kv_heads) = if shapes.per_head { (shapes.batch * shapes.dims.kv_heads, 1) } else { (shapes.batch, shapes.dims.kv_heads) };
-    // The lengths play no part.
-    let (context_lens, query_lens) = (vec![0; rows], [query_len]);
+    let (context_lens, query_lens) = (no_lengths(rows), [query_len]);
     let mut plans = vec![];
     for max_context_len in [None, Some(shapes.table_tokens())] {
         let request = PlanRequest { window, max_context_len, ..PlanRequest::new(&context_lens, &query_lens, kv_heads) };

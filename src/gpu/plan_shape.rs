@@ -7,7 +7,7 @@ use super::args::PlanArgs;
 use crate::op::decide::row_blocks;
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
-use crate::plan::{PlanRequest, capacity};
+use crate::plan::{PlanRequest, capacity, no_lengths};
 use crate::registry::Arch;
 
 /// What of a batch stays the same from step to step: a plan's tensors are made for it, whatever the lengths.
@@ -65,8 +65,7 @@ impl PlanShape {
         }
         let blocks = row_blocks(self.query_len, self.q_heads / self.kv_heads);
         let heads = if self.per_head_tables { 1 } else { self.kv_heads };
-        // The lengths play no part.
-        let (context_lens, query_lens) = (vec![0; self.rows()], [self.query_len]);
+        let (context_lens, query_lens) = (no_lengths(self.rows()), [self.query_len]);
         let request = PlanRequest {
             context_lens: &context_lens,
             query_lens: &query_lens,

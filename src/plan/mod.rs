@@ -32,6 +32,8 @@ pub use host::{HostPlan, PADDING};
 pub use minmax::{MinMaxRule, tile_bound};
 pub use proportional::ProportionalRule;
 pub use request::PlanRequest;
+#[cfg(any(feature = "rocm", feature = "nvrtc"))]
+pub(crate) use request::no_lengths;
 pub use split::Split;
 pub(crate) use tiles::first_token;
 pub use tiles::{TILE_TOKENS, TileRange, tile_range};

@@ -1,5 +1,8 @@
 //! What a plan is made for.
 
+#[cfg(any(feature = "rocm", feature = "nvrtc"))]
+use std::borrow::Cow;
+
 use candle::{Result, bail};
 
 use super::{TileRange, tile_range};
@@ -24,6 +27,13 @@ pub struct PlanRequest<'a> {
     /// Most context tokens that any row may come to have, such as its block table has room for. `None`: any number. Only
     /// [`super::default_budget`] looks at it.
     pub max_context_len: Option<usize>,
+}
+
+/// Lengths for a request of `rows` rows of which only their number is asked. Of as many rows as calls have without an allocation.
+#[cfg(any(feature = "rocm", feature = "nvrtc"))]
+pub(crate) fn no_lengths(rows: usize) -> Cow<'static, [i32]> {
+    static NONE: [i32; 1024] = [0; 1024];
+    NONE.get(..rows).map_or_else(|| Cow::Owned(vec![0; rows]), Cow::Borrowed)
 }
 
 impl<'a> PlanRequest<'a> {
@@ -82,5 +92,15 @@ impl<'a> PlanRequest<'a> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, any(feature = "rocm", feature = "nvrtc")))]
+mod tests {
+    use super::no_lengths;
+
+    #[test]
+    fn there_are_as_many_lengths_as_rows() {
+        assert!([0, 1, 1024, 1025, 9000].into_iter().all(|rows| no_lengths(rows).len() == rows));
     }
 }
