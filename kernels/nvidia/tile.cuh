@@ -1,6 +1,7 @@
 // The tile kernel: a CTA for a (slot, KV head, block of query rows).
 #pragma once
 
+#include "narrow.cuh"
 #include "task.cuh"
 #include "transposed.cuh"
 
@@ -12,15 +13,29 @@ template <class T>
 __device__ __forceinline__ void look_ahead(const CudaTileArgs& p, int group, int thread) {
     Task task;
     PageIds<T> pages;
-    if (T::TRANSPOSED || !PageIds<T>::WHOLE || p.plan_rows == 1 || !read_task<T>(task, p)) return;
+    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || p.plan_rows == 1 || !read_task<T>(task, p)) return;
     pages.start(p, task, group, thread % 32);
     hint_first_chunk<T>(p, task, pages, group, thread);
+}
+
+// What a group's helpers do.
+template <class T>
+__device__ __forceinline__ void help(const CudaTileArgs& p, u32 smem) {
+    release_registers<HELPER_REGISTERS>();
+    const int helper = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 32 - T::THREADS, group = helper / T::HELPERS;
+    wait_for_previous_kernel();
+    Task task;
+    if (read_task<T>(task, p)) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, helper % T::HELPERS + threadIdx.x % 32);
 }
 
 template <class T>
 __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     extern __shared__ __align__(1024) u8 smem[];
     float* merge = reinterpret_cast<float*>(smem);
+    if constexpr (T::HELPERS > 0) {
+        if (threadIdx.x >= T::THREADS) return help<T>(p, smem_address(smem));
+        claim_registers<WALK_REGISTERS>();
+    }
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
     look_ahead<T>(p, group, thread % T::GROUP_THREADS);
@@ -35,12 +50,18 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
         info = load_record<ReduceInfo>(p.reduce + task.table_row);
         const u32 base = smem_address(smem), own = base + group * T::GROUP_BYTES, query = base + T::GROUPS * T::GROUP_BYTES;
         // The reducer starts up while this CTA merges and stores.
-        if constexpr (T::TRANSPOSED) {
+        if constexpr (T::NARROW) {
+            NarrowState<T> state;
+            walk_narrow<T>(state, p, task, own, query, k_scale, group, row, thread % 32);
+            launch_next_kernel();
+            sync_block<T>();
+            publish_narrow<T>(state, merge, v_scale, group, row, thread % 32);
+        } else if constexpr (T::TRANSPOSED) {
             TransposedState<T> state;
             walk_transposed<T>(state, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
             copies_wait<0>();
-            __syncthreads();
+            sync_block<T>();
             publish_transposed<T>(state, merge, v_scale, group, row, thread % 32);
         } else {
             State<T> state;
@@ -48,10 +69,10 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
             walk<T>(state, q, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
             copies_wait<0>();
-            __syncthreads();
+            sync_block<T>();
             publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
         }
-        __syncthreads();
+        sync_block<T>();
     }
     merge_task<T>(p, task, info, merge, active, thread);
     if (clears) clear_row<T>(p, blockIdx.x, thread);
