@@ -365,7 +365,12 @@ fn budgets_and_capacities() {
 fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
     // (rows, kv_heads, most tokens, window, slots) on 132 SMs.
     for (rows, kv_heads, max_context_len, window, slots) in [
-        (1, 1, Some(8192), None, 132),
+        (3, 1, Some(8192), None, 132),
+        // No more than there may be tiles.
+        (1, 1, Some(8192), None, 64),
+        (1, 1, Some(8193), None, 65),
+        (1, 8, Some(1024), None, 8),
+        (1, 1, Some(0), None, 1),
         (66, 1, Some(8192), None, 132),
         (67, 1, Some(8192), None, 264),
         (132, 1, None, None, 264),

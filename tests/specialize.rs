@@ -137,7 +137,7 @@ fn random_problems(count: usize) -> Vec<Problem> {
             plan_free: of(&[0, 1]) == 1,
             max_partitions: None,
             capacity: of(&[1, 256, 512]),
-            one_tile_tasks: of(&[0, 1]) == 1,
+            task_tiles: of(&[1, usize::MAX]),
             kernarg_preload: of(&[0, 14]),
         }
     };

@@ -10,9 +10,10 @@ mod draw_text;
 #[path = "../shared/options.rs"]
 mod options;
 mod shape;
+#[path = "../shared/text.rs"]
+mod text;
 mod timeline;
 
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ use clap::Parser;
 use testkit::errors::of_option;
 
 use shape::{Shape, ShapeArgs};
+use text::{count, print};
 use timeline::{Panel, Timeline};
 
 #[derive(Parser)]
@@ -90,19 +92,6 @@ fn arch_text(arch: &Arch) -> String {
         name if name.is_cuda() => format!(", {bytes} of shared memory a block"),
         ArchName::Gfx1250 => format!(", {bytes} of LDS a workgroup; compiled for only: no backend runs it"),
         _ => format!(", {bytes} of LDS a workgroup"),
-    }
-}
-
-/// `1 tile`, `2 tiles`.
-fn count(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
-/// Prints to stdout; a reader that has left (`| head`) is no error.
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
     }
 }
 

@@ -5,11 +5,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use candle_paged_attn::jit::{Compiler, JitEvent, JitSettings, Specialization};
+use candle_paged_attn::registry::ArchName;
 use cdna_sim::elf::{Resources, resources};
 use indicatif::{ProgressBar, ProgressStyle};
 use testkit::errors::chain;
+
+use crate::cubin::{Usage, has_illegal_copy};
 
 /// One kernel and what became of it.
 pub struct Job {
@@ -104,8 +107,30 @@ pub fn build(jobs: Vec<Job>, threads: usize, cache: Option<PathBuf>) -> Result<D
 fn compile(compiler: &Compiler, spec: &Specialization) -> Result<(Resources, Option<f64>)> {
     let code = compiler.code_object(spec)?;
     let seconds = SECONDS.get();
+    if spec.arch.is_cuda() {
+        return Ok((cubin_resources(spec, &code)?, seconds));
+    }
     let kernel = resources(&code)?.into_iter().find(|resources| resources.kernel == spec.kernel);
     Ok((kernel.with_context(|| format!("no kernel {} in its code object", spec.kernel))?, seconds))
+}
+
+/// A thread's registers and local memory, and the shared memory that a launch asks for.
+fn cubin_resources(spec: &Specialization, code: &[u8]) -> Result<Resources> {
+    if spec.arch == ArchName::Sm90 && has_illegal_copy(code) {
+        bail!("this NVRTC made an instruction of it that the GPU refuses")
+    }
+    let Usage { registers, local_bytes } = Usage::of(code);
+    let shared = spec.defines.iter().find(|(name, _)| name == "PA_SHARED_BYTES").and_then(|(_, bytes)| bytes.parse().ok());
+    Ok(Resources {
+        kernel: spec.kernel.clone(),
+        vgprs: registers.into(),
+        scratch_bytes: local_bytes.into(),
+        lds_bytes: shared.unwrap_or(0),
+        agprs: 0,
+        sgprs: 0,
+        vgpr_spills: 0,
+        sgpr_spills: 0,
+    })
 }
 
 /// Fills in each job's outcome; threads take the next open one.

@@ -1,18 +1,28 @@
-//! Compiles kernels for AMD GPUs ahead of time, into a cache that programs then need no compiler for. Needs a clang, but neither a GPU nor ROCm:
+//! Compiles kernels for AMD and NVIDIA GPUs ahead of time, into a cache that programs then need no compiler for. Needs a clang (feature `rocm`) or
+//! NVRTC (feature `nvrtc`), but neither a GPU nor ROCm nor CUDA:
 //!
 //! ```text
 //! cargo run --release --features rocm --example precompile -- --cache image/cache --arch gfx942,gfx950 \
+//!     --q-heads 64 --kv-heads 4 --head-dim 128 --page-size 64 --kv bf16,fp8 --query-lens 1,4
+//! cargo run --release --features nvrtc --example precompile -- --cache image/cache --arch sm90 \
 //!     --q-heads 64 --kv-heads 4 --head-dim 128 --page-size 64 --kv bf16,fp8 --query-lens 1,4
 //! ```
 //!
 //! In the container: `CANDLE_PAGED_ATTN_CACHE=/path/of/the/copy`, read-only is fine. `--help` has more.
 
+#[cfg(feature = "rocm")]
+mod amd;
 mod build;
+#[path = "../../tests/cuda_compile/cubin.rs"]
+mod cubin;
+mod kernels;
+#[cfg(feature = "nvrtc")]
+mod nvidia;
 #[path = "../shared/options.rs"]
 mod options;
 mod shape;
 mod table;
-#[cfg(test)]
+#[cfg(all(test, feature = "rocm"))]
 mod tests;
 
 use std::path::PathBuf;
@@ -24,10 +34,11 @@ use clap::Parser;
 use testkit::{errors, workloads};
 
 use crate::build::{Done, Job, Outcome, build};
-use crate::shape::{Kernels, Shape};
+use crate::kernels::Kernels;
+use crate::shape::Shape;
 
-/// Compiles the kernels of a list of shapes for AMD GPUs into a cache, so that programs on other machines need no compiler, and prints what each takes
-/// of a compute unit.
+/// Compiles the kernels of a list of shapes for AMD or NVIDIA GPUs into a cache, so that programs on other machines need no compiler, and prints what
+/// each takes of a compute unit.
 ///
 /// Shapes come from options, from a JSON file (a list of objects whose fields are those options with underscores:
 /// [{"q_heads": 64, "kv_heads": 4, "kv": ["fp8"], "scales": "per-token", "query_lens": [1, 4]}, ...]; what is left out has the option's
@@ -37,15 +48,18 @@ use crate::shape::{Kernels, Shape};
 ///
 /// Where layers differ (some with a window, some without), run it for each kind: the folder takes them all.
 ///
-/// In the container, CANDLE_PAGED_ATTN_CACHE names the copy of the folder, which may be read-only. There need be no clang; one that is there
-/// and is not this one compiles anew. A new version of the crate may want new kernels: fill the cache again with it.
+/// In the container, CANDLE_PAGED_ATTN_CACHE names the copy of the folder, which may be read-only. There need be no clang and no NVRTC; one that is
+/// there and is not this one compiles anew. A new version of the crate may want new kernels: fill the cache again with it.
 ///
-/// The clang (20 or newer) is that of CANDLE_PAGED_ATTN_CLANG, ROCM_PATH, /opt/rocm or PATH. Neither a GPU nor ROCm is needed to run this.
+/// For AMD (a build with the feature rocm) the clang, 20 or newer, is that of CANDLE_PAGED_ATTN_CLANG, ROCM_PATH, /opt/rocm or PATH; for NVIDIA (nvrtc)
+/// the library is that of CANDLE_PAGED_ATTN_NVRTC, or the system's. Neither a GPU nor ROCm nor CUDA is needed to run this. NVIDIA's kernels are those
+/// that PagedKvCache::warm_up loads: of calls whose tables are on the GPU.
 #[derive(Parser)]
 #[command(name = "precompile", verbatim_doc_comment)]
 struct Args {
-    /// GPUs to compile for, with commas: gfx942 is the MI300 series, gfx950 the MI350 series
-    #[arg(long, value_delimiter = ',', default_values = ["gfx942", "gfx950"])]
+    /// GPUs to compile for, with commas: gfx942 is the MI300 series, gfx950 the MI350 series; sm80 the A100, sm86 others of compute capability 8.x,
+    /// sm89 Ada, sm90 H100 and H200 (sm90:114: of so many SMs)
+    #[arg(long, value_delimiter = ',', default_values = ARCHS)]
     arch: Vec<String>,
     /// The cache's folder [default: CANDLE_PAGED_ATTN_CACHE, or the user's cache folder]
     #[arg(long)]
@@ -110,12 +124,25 @@ impl Args {
     }
 }
 
+/// What is compiled for where nothing is said.
+const ARCHS: &[&str] = if cfg!(feature = "rocm") { &["gfx942", "gfx950"] } else { &["sm90"] };
+
 fn arch(name: &str) -> Result<Arch> {
-    let arch = Arch::from_name(name).map_err(|error| errors::of_option("--arch", error))?;
-    if !arch.name.is_amd() {
-        bail!("--arch {name}: kernels are compiled ahead for gfx942, gfx950 and gfx1250")
+    let arch = match name.strip_prefix("sm86") {
+        // The A100's kernels in what shared memory the others of its kind have, which is Ada's.
+        Some(rest) => Arch::from_name(&format!("sm80{rest}")).map(|arch| Arch { lds_bytes: Arch::sm89().lds_bytes, ..arch }),
+        None => Arch::from_name(name),
+    };
+    let arch = arch.map_err(|error| errors::of_option("--arch", error))?;
+    let feature = match arch.name {
+        name if name.is_amd() => ("rocm", cfg!(feature = "rocm")),
+        name if name.is_cuda() => ("nvrtc", cfg!(feature = "nvrtc")),
+        _ => bail!("--arch {name}: kernels are compiled ahead for gfx942, gfx950, gfx1250, sm80, sm86, sm89 and sm90"),
+    };
+    match feature {
+        (_, true) => Ok(arch),
+        (feature, false) => bail!("--arch {name}: this was built without the feature {feature}"),
     }
-    Ok(arch)
 }
 
 fn summary(done: &Done) -> String {

@@ -1,11 +1,8 @@
-//! A shape, and the kernels that its calls may use.
+//! A shape, as options and in JSON.
 
 use anyhow::{Result, bail};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::jit::Specialization;
-use candle_paged_attn::plan::{PlanRequest, capacity};
-use candle_paged_attn::registry::{Arch, ArchName, M_TILE_ROWS, Problem, ScaleMode, preferred_layout};
-use candle_paged_attn::rocm::specialize::{self, WriteKey};
+use candle_paged_attn::registry::{Arch, preferred_layout};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use testkit::workloads::{Fp8Scale, Kv, Workload};
@@ -14,12 +11,15 @@ use crate::options::{LayoutArg, QueryArg, ScalesArg};
 
 /// More than any size of a shape, and few enough that no product overflows.
 const MOST: usize = 1 << 16;
+/// Tokens of a context.
+const MOST_TOKENS: usize = 1 << 24;
 /// Plan rows, of which any block of a planner holds fewer.
 const MOST_ROWS: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KvArg {
+    F32,
     F16,
     Bf16,
     Fp8,
@@ -33,46 +33,49 @@ pub enum KvArg {
 pub struct Shape {
     /// Query heads (of this GPU's share). Only their number a KV head counts
     #[arg(long, default_value_t = 16)]
-    q_heads: usize,
+    pub q_heads: usize,
     /// KV heads
     #[arg(long, default_value_t = 1)]
-    kv_heads: usize,
+    pub kv_heads: usize,
     /// Channels of a head
     #[arg(long, default_value_t = 128)]
-    head_dim: usize,
+    pub head_dim: usize,
     /// Tokens of a page
     #[arg(long, default_value_t = 128)]
-    page_size: usize,
+    pub page_size: usize,
     /// Dtypes of the cache, with commas
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["bf16"])]
-    kv: Vec<KvArg>,
+    pub kv: Vec<KvArg>,
     /// Scales of FP8 caches
     #[arg(long, value_enum, default_value = "scalar")]
-    scales: ScalesArg,
-    /// The cache's layout [default: the GPU's own: shuffled, hnd for mxfp4]
+    pub scales: ScalesArg,
+    /// The cache's layout [default: the GPU's own: shuffled on AMD, hnd for mxfp4; nhd on NVIDIA]
     #[arg(long, value_enum)]
-    layout: Option<LayoutArg>,
+    pub layout: Option<LayoutArg>,
     /// Dtype of q, k, v and the output
     #[arg(long, value_enum, default_value = "bf16")]
-    dtype: QueryArg,
+    pub dtype: QueryArg,
     /// New tokens a sequence: 1 decodes, 4 verifies three drafted tokens, 512 is a chunk of a prompt. With commas
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
-    query_lens: Vec<usize>,
+    pub query_lens: Vec<usize>,
     /// Most sequences of a call: planners come in powers of two up to it
     #[arg(long, default_value_t = 256)]
-    max_batch: usize,
+    pub max_batch: usize,
+    /// Most tokens of a sequence: on NVIDIA GPUs what decides is the width of the block tables
+    #[arg(long, default_value_t = 1 << 17)]
+    pub max_context: usize,
     /// Only batches whose sequences all have the same number of new tokens
     #[arg(long)]
-    even: bool,
+    pub even: bool,
     /// A sliding window
     #[arg(long)]
-    window: bool,
+    pub window: bool,
     /// Capped scores
     #[arg(long)]
-    softcap: bool,
+    pub softcap: bool,
     /// A block table for every KV head
     #[arg(long)]
-    per_head_tables: bool,
+    pub per_head_tables: bool,
 }
 
 impl Default for Shape {
@@ -88,6 +91,7 @@ impl Default for Shape {
             dtype: QueryArg::Bf16,
             query_lens: vec![1],
             max_batch: 256,
+            max_context: 1 << 17,
             even: false,
             window: false,
             softcap: false,
@@ -111,89 +115,24 @@ impl From<&Workload> for Shape {
             scales: if workload.fp8_scale == Some(Fp8Scale::PerToken) { ScalesArg::PerToken } else { ScalesArg::Scalar },
             query_lens: vec![workload.query_len],
             max_batch: workload.batch,
+            max_context: workload.contexts().into_iter().max().unwrap_or(1),
             even: true,
             ..Self::default()
         }
     }
 }
 
-/// What is to be compiled: each kernel once, in the order of the shapes.
-#[derive(Default)]
-pub struct Kernels {
-    pub specializations: Vec<Specialization>,
-    /// What there is no kernel for, though the arch has others.
-    pub notes: Vec<String>,
-}
-
-impl Kernels {
-    /// Adds every kernel that calls of `shape` may use.
-    ///
-    /// Errors: no size of a shape, or not one of `archs` has kernels for it.
-    pub fn add(&mut self, shape: &Shape, archs: &[Arch]) -> Result<()> {
-        shape.check()?;
-        for &kv in &shape.kv {
-            let mut refused = vec![];
-            for arch in archs {
-                if let Err(error) = self.add_kv(shape, kv, arch) {
-                    refused.push(format!("not compiled: {kv:?} on {}: {error:#}", arch.name));
-                }
-            }
-            if refused.len() == archs.len() {
-                bail!("{}", refused.join("\n"))
-            }
-            refused.into_iter().for_each(|note| self.note(note));
-        }
-        archs.iter().try_for_each(|arch| self.add_helpers(shape, arch))
-    }
-
-    /// Tiles and the cache write of one KV dtype.
-    fn add_kv(&mut self, shape: &Shape, kv: KvArg, arch: &Arch) -> Result<()> {
-        if arch.name == ArchName::Gfx1250 {
-            specialize::select(&Problem::default(), arch).err().into_iter().for_each(|error| self.note(error.to_string()));
-        } else {
-            let tile = |problem| specialize::tile(&specialize::select(&problem, arch)?);
-            let tiles = shape.problems(kv, arch)?.into_iter().map(tile).collect::<candle::Result<Vec<_>>>()?;
-            tiles.into_iter().for_each(|tile| self.push(tile));
-        }
-        self.push(specialize::write(&shape.write_key(kv, arch))?);
-        Ok(())
-    }
-
-    /// Reducers and planners, whatever the cache stores.
-    fn add_helpers(&mut self, shape: &Shape, arch: &Arch) -> Result<()> {
-        for ragged in shape.raggedness() {
-            for threads in specialize::REDUCER_THREADS {
-                self.push(specialize::reduce(arch.name, shape.head_dim, shape.dtype.into(), ragged, threads)?);
-            }
-            let rows = shape.max_batch * shape.rows_a_sequence();
-            let buckets = std::iter::successors(Some(1_usize), |bucket| bucket.checked_mul(2)).take_while(|&bucket| bucket < 2 * rows);
-            // A batch that no planner's block holds is planned on the host.
-            buckets.map_while(|bucket| specialize::plan(arch, bucket, ragged).ok()).for_each(|plan| self.push(plan));
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, note: String) {
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
-        }
-    }
-
-    fn push(&mut self, specialization: Specialization) {
-        if !self.specializations.contains(&specialization) {
-            self.specializations.push(specialization);
-        }
-    }
-}
-
 impl Shape {
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let sizes = [("q_heads", self.q_heads), ("kv_heads", self.kv_heads), ("head_dim", self.head_dim), ("page_size", self.page_size)];
         let query_lens = self.query_lens.iter().map(|&len| ("query_lens", len));
         for (name, size) in sizes.into_iter().chain([("max_batch", self.max_batch)]).chain(query_lens) {
             if !(1..=MOST).contains(&size) {
                 bail!("{name}: {size} is not from 1 to {MOST}")
             }
+        }
+        if !(1..=MOST_TOKENS).contains(&self.max_context) {
+            bail!("max_context: {} is not from 1 to {MOST_TOKENS}", self.max_context)
         }
         if self.max_batch * self.rows_a_sequence() > MOST_ROWS {
             bail!("max_batch: {} sequences of {} tables each are more than {MOST_ROWS} plan rows", self.max_batch, self.kv_heads)
@@ -205,95 +144,23 @@ impl Shape {
     }
 
     /// Plan rows.
-    fn rows_a_sequence(&self) -> usize {
+    pub fn rows_a_sequence(&self) -> usize {
         if self.per_head_tables { self.kv_heads } else { 1 }
     }
 
-    /// New tokens of the longest sequence. A ragged batch may have any number: as many as fill one to four M-tiles, the most of a workgroup.
-    fn longest(&self, ragged: bool) -> Vec<usize> {
-        let group = (self.q_heads / self.kv_heads).max(1);
-        let any = if ragged { (4 * M_TILE_ROWS).div_ceil(group) } else { 0 };
-        self.query_lens.iter().copied().chain(1..=any).collect()
-    }
-
-    fn raggedness(&self) -> impl Iterator<Item = bool> + use<> {
+    pub fn raggedness(&self) -> impl Iterator<Item = bool> + use<> {
         [false, true].into_iter().take(if self.even { 1 } else { 2 })
     }
 
-    /// The calls whose kernels may differ: each query length, even and ragged, split over workgroups and not (then with sinks, too, which the
-    /// reducer adds), one sequence and many.
-    fn problems(&self, kv: KvArg, arch: &Arch) -> Result<Vec<Problem>> {
-        let mut problems = vec![];
-        for (ragged, query_len) in self.raggedness().flat_map(|ragged| self.longest(ragged).into_iter().map(move |len| (ragged, len))) {
-            let splits = [(None, false), (Some(1), false), (Some(1), true)];
-            for ((max_partitions, sinks), batch) in splits.into_iter().flat_map(|split| [1, self.max_batch].map(|batch| (split, batch))) {
-                let (context_lens, query_lens) = (vec![1; batch * self.rows_a_sequence()], [query_len]);
-                let heads = self.kv_heads / self.rows_a_sequence();
-                let request = PlanRequest { max_partitions, ..PlanRequest::new(&context_lens, &query_lens, heads) };
-                let problem = Problem {
-                    batch,
-                    q_heads: self.q_heads,
-                    kv_heads: self.kv_heads,
-                    head_dim: self.head_dim,
-                    page_size: self.page_size,
-                    query_len,
-                    query_dtype: self.dtype.into(),
-                    kv_dtype: kv.into(),
-                    layout: self.layout(kv, arch),
-                    scales: self.scale_mode(kv),
-                    per_head_tables: self.per_head_tables,
-                    ragged,
-                    windowed: self.window,
-                    softcap: self.softcap,
-                    sinks,
-                    max_partitions,
-                    capacity: capacity(&request, arch)?,
-                    ..Problem::default()
-                };
-                problems.extend(table_widths(kv).into_iter().map(|max_pages| Problem { max_pages, ..problem.clone() }));
-            }
-        }
-        Ok(problems)
-    }
-
-    fn write_key(&self, kv: KvArg, arch: &Arch) -> WriteKey {
-        WriteKey {
-            arch: arch.name,
-            head_dim: self.head_dim,
-            page_size: self.page_size,
-            dtype: self.dtype.into(),
-            kv_dtype: kv.into(),
-            scales: self.scale_mode(kv),
-            layout: self.layout(kv, arch),
-        }
-    }
-
-    fn layout(&self, kv: KvArg, arch: &Arch) -> CacheLayout {
+    pub fn layout(&self, kv: KvArg, arch: &Arch) -> CacheLayout {
         self.layout.map_or_else(|| preferred_layout(arch, kv.into()), CacheLayout::from)
-    }
-
-    fn scale_mode(&self, kv: KvArg) -> ScaleMode {
-        match (kv, self.scales) {
-            (KvArg::Mxfp4, _) => ScaleMode::Block,
-            (KvArg::F16 | KvArg::Bf16, _) | (_, ScalesArg::None) => ScaleMode::None,
-            (_, ScalesArg::Scalar) => ScaleMode::Scalar,
-            (_, ScalesArg::PerToken) => ScaleMode::PerToken,
-        }
-    }
-}
-
-/// Widths of block tables between which kernels differ: of MXFP4 caches, whose tiles keep page ids in LDS while they fit, every 4 KiB of ids up to
-/// what no workgroup has.
-fn table_widths(kv: KvArg) -> Vec<usize> {
-    match kv {
-        KvArg::Mxfp4 => (0..=40).map(|step| 1 + step * 1024).collect(),
-        _ => vec![Problem::default().max_pages],
     }
 }
 
 impl From<KvArg> for KvDtype {
     fn from(kv: KvArg) -> Self {
         match kv {
+            KvArg::F32 => Self::F32,
             KvArg::F16 => Self::F16,
             KvArg::Bf16 => Self::Bf16,
             KvArg::Fp8 => Self::Fp8,
@@ -308,12 +175,6 @@ mod tests {
 
     use super::*;
 
-    fn kernels(shape: &Shape, arch: &Arch) -> Vec<String> {
-        let mut kernels = Kernels::default();
-        kernels.add(shape, std::slice::from_ref(arch)).unwrap();
-        kernels.specializations.into_iter().map(|spec| spec.kernel).collect()
-    }
-
     #[test]
     fn options_and_json_have_the_same_defaults() {
         let command = Shape::augment_args(Command::new("test"));
@@ -321,79 +182,5 @@ mod tests {
         let of_json: Shape = serde_json::from_str("{}").unwrap();
         assert_eq!((&of_options, &of_json), (&Shape::default(), &Shape::default()));
         assert!(serde_json::from_str::<Shape>(r#"{"heads": 1}"#).is_err());
-    }
-
-    #[test]
-    fn a_shape_has_the_kernels_of_all_its_calls() {
-        let shape = Shape { query_lens: vec![1, 4], max_batch: 5, ..Shape::default() };
-        let mut names = kernels(&shape, &Arch::gfx950());
-        let ragged = names.iter().filter(|name| name.ends_with("_ragged")).count();
-        assert_eq!(ragged, 3 + 4, "{names:?}");
-        names.retain(|name| !name.ends_with("_ragged"));
-        let wanted = [
-            "pa_bf16_d128_p128_m1_nt",
-            "pa_bf16_d128_p128_m1_nt_direct_dual",
-            "pa_bf16_d128_p128_m1_nt_dual",
-            "pa_bf16_d128_p128_m4_mtp_fused",
-            "pa_bf16_d128_p128_m4_mtp_fused_direct",
-            "pa_write_bf16_d128_p128_bf16_shuffled",
-            "pa_reduce_d128_bf16_t64",
-            "pa_reduce_d128_bf16_t1024",
-            "pa_plan_r1_minmax",
-            "pa_plan_r2_minmax",
-            "pa_plan_r4_minmax",
-            "pa_plan_r8_minmax",
-        ];
-        for name in wanted {
-            assert!(names.iter().any(|n| n == name), "{name}: {names:?}");
-        }
-        // Tiles come ragged too, under the same names, and then with every number of M-tiles.
-        let count = |name: &str| names.iter().filter(|n| *n == name).count();
-        assert_eq!(
-            [count("pa_bf16_d128_p128_m1_nt"), count("pa_bf16_d128_p128_m3_mtp_fused"), count("pa_bf16_d128_p128_m4_mtp_fused_direct")],
-            [2, 1, 2]
-        );
-    }
-
-    #[test]
-    fn tables_of_every_width_have_their_mxfp4_tiles() {
-        let shape = Shape { kv: vec![KvArg::Mxfp4], even: true, max_batch: 1, page_size: 16, ..Shape::default() };
-        let mut kernels = Kernels::default();
-        kernels.add(&shape, &[Arch::gfx950()]).unwrap();
-        let is = |spec: &Specialization, name: &str| spec.defines.iter().any(|(define, value)| define == name && value == "1");
-        for (dual, staged) in [(true, true), (false, true), (false, false)] {
-            let there = |spec: &&Specialization| {
-                is(spec, "PA_DIRECT_OUTPUT") && is(spec, "PA_DUAL_GROUP") == dual && is(spec, "PA_MXFP4_STAGED_PAGES") == staged
-            };
-            assert_eq!(kernels.specializations.iter().filter(there).count(), 1, "two groups: {dual}, ids staged: {staged}");
-        }
-    }
-
-    #[test]
-    fn gfx1250_has_a_note_in_place_of_the_tile() {
-        let mut kernels = Kernels::default();
-        kernels.add(&Shape::default(), &[Arch::gfx1250()]).unwrap();
-        assert!(kernels.notes.len() == 1 && kernels.notes[0].contains("gfx1250"), "{:?}", kernels.notes);
-        assert!(kernels.specializations.iter().all(|spec| !spec.defines.iter().any(|(name, _)| name == "PA_M_TILES")));
-    }
-
-    #[test]
-    fn a_cache_that_one_gpu_has_no_kernel_for_is_a_note() {
-        let shape = Shape { kv: vec![KvArg::Bf16, KvArg::Mxfp4], even: true, ..Shape::default() };
-        let mut kernels = Kernels::default();
-        kernels.add(&shape, &[Arch::gfx942(304), Arch::gfx950()]).unwrap();
-        assert!(kernels.notes.len() == 1 && kernels.notes[0].contains("gfx942"), "{:?}", kernels.notes);
-        let mxfp4 = kernels.specializations.iter().filter(|spec| spec.kernel.contains("mxfp4"));
-        assert!(mxfp4.clone().count() > 0 && mxfp4.into_iter().all(|spec| spec.arch == ArchName::Gfx950));
-        let error = Kernels::default().add(&shape, &[Arch::gfx942(304)]).unwrap_err();
-        assert!(error.to_string().contains("MXFP4"), "{error}");
-    }
-
-    #[test]
-    fn bad_shapes_are_named() {
-        let error = |shape: Shape| Kernels::default().add(&shape, &[Arch::gfx950()]).unwrap_err();
-        assert!(format!("{:#}", error(Shape { head_dim: 100, ..Shape::default() })).contains("head_dim"));
-        assert!(error(Shape { max_batch: 0, ..Shape::default() }).to_string().contains("max_batch"));
-        assert!(error(Shape { kv: vec![], ..Shape::default() }).to_string().contains("kv"));
     }
 }

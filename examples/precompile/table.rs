@@ -5,7 +5,7 @@ use cdna_sim::elf::Resources;
 
 use crate::build::{Job, Outcome};
 
-const HEADINGS: [&str; 10] = ["kernel", "of", "arch", "VGPRs", "AGPRs", "SGPRs", "spills", "scratch", "LDS", "seconds"];
+const HEADINGS: [&str; 10] = ["kernel", "of", "arch", "registers", "AGPRs", "SGPRs", "spills", "scratch", "LDS", "seconds"];
 /// Columns of text; numbers are set right.
 const LEFT: usize = 3;
 
@@ -37,11 +37,11 @@ pub fn draw(jobs: &[Job]) -> String {
     rows.iter().map(line).collect::<String>() + &failures
 }
 
-/// Spills and scratch are of vector + scalar registers, and bytes a lane.
+/// Registers and scratch are a lane's or thread's, spills of vector + scalar registers; NVIDIA's spills are in the scratch.
 fn row(spec: &Specialization, r: &Resources, seconds: String) -> [String; 10] {
-    let spills = format!("{}+{}", r.vgpr_spills, r.sgpr_spills);
-    let numbers = [r.vgprs, r.agprs, r.sgprs].map(|n| n.to_string());
-    let [vgprs, agprs, sgprs] = numbers;
+    let amd = |text: String| if spec.arch.is_amd() { text } else { "-".to_string() };
+    let spills = amd(format!("{}+{}", r.vgpr_spills, r.sgpr_spills));
+    let (vgprs, agprs, sgprs) = (r.vgprs.to_string(), amd(r.agprs.to_string()), amd(r.sgprs.to_string()));
     let kernel = spec.kernel.clone();
     [kernel, marks(spec), spec.arch.to_string(), vgprs, agprs, sgprs, spills, r.scratch_bytes.to_string(), r.lds_bytes.to_string(), seconds]
 }

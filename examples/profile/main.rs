@@ -22,10 +22,11 @@ mod shape;
 mod table;
 #[cfg(test)]
 mod tests;
+#[path = "../shared/text.rs"]
+mod text;
 mod tiles;
 mod variants;
 
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -38,6 +39,7 @@ use testkit::workloads;
 use measure::{Profile, Tasks, generic, kv_bytes, profile, with_flags};
 use shape::{Shape, ShapeArgs};
 use table::Line;
+use text::{count, print};
 use variants::VARIANTS;
 
 #[derive(Parser)]
@@ -158,17 +160,4 @@ fn lines(family: &str, arch: &Arch) -> Result<(Vec<Line>, Vec<String>)> {
         }
     }
     Ok((lines, notes))
-}
-
-/// `1 tile`, `2 tiles`.
-fn count(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
-/// Prints to stdout; a reader that has left (`| head`) is no error.
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
 }

@@ -5,12 +5,12 @@
 
 namespace pa {
 
-// The tile's arguments; names shared with TileArgs mean the same. A row whose tasks all sit in one cluster is finished by it (output, LSE, sinks);
-// other rows leave partial results for the reducer, those of a cluster in the slot of the first of its tasks.
-// Grid: x slots (a multiple of the cluster), y KV heads (1 where tables are per head), z blocks of PA_M_TILES * 16 query rows.
+// The tile's arguments; names shared with TileArgs mean the same. A row of one task is finished by it (output, LSE, sinks); other rows leave partial
+// results for the reducer.
+// Grid: x slots times KV heads (1 where tables are per head) times CTAs of a cluster, the last fastest; z blocks of query rows.
 struct CudaTileArgs {
-    const WorkInfo *work;        // [grid.x]
-    const ReduceInfo *reduce;    // [plan_rows]
+    const WorkInfo *work;        // [slots]; null: each plan row is one task, in the slot of its number
+    const ReduceInfo *reduce;    // [plan_rows]; null where `work` is
     const int *block_tables;     // [plan_rows, max_pages], rows `table_row` apart
     const int *context_lens;     // [plan_rows]
     const int *query_start;      // [sequences + 1]; read with PA_RAGGED
@@ -19,8 +19,8 @@ struct CudaTileArgs {
     const float *sinks;          // [q heads], or null
     void *out;                   // the call's output
     float *lse;                  // [q rows, q heads], or null
-    float *partial;              // F32 [grid.x, grid.y, rows, head_dim]: all scales applied, not divided by the sum
-    void *statistics;            // float2 [grid.x, grid.y, rows]
+    float *partial;              // F32 [slots, KV heads, rows, head_dim]: all scales applied, not divided by the sum
+    void *statistics;            // float2 [slots, KV heads, rows]
     long table_row, q_row, q_head, out_row, out_head;
     Paged key_stride, value_stride, k_scale_stride, v_scale_stride;
     float scale_log2, softcap;

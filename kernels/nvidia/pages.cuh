@@ -21,7 +21,7 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
 
-// The page ids of a group's next chunks, one a lane, the next 32 on their way.
+// The page ids of a walker's next chunks, one a lane, the next 32 on their way.
 template <class T>
 struct PageIds {
     // Pages of a chunk where pages are smaller, and chunks whose ids a warp holds.
@@ -36,28 +36,28 @@ struct PageIds {
         return min(u32(reload_record(table + u32(token) / u32(T::PAGE_SIZE))), last_page);
     }
 
-    __device__ __forceinline__ u32 fetch(const Task& task, int group, int chunk, int lane) const {
+    __device__ __forceinline__ u32 fetch(const Task& task, int walker, int chunk, int lane) const {
         const int sub = lane % SUB;
-        const int token = task.begin + (group + (chunk + lane / SUB) * T::GROUPS) * T::CHUNK + sub * T::PAGE_SIZE;
+        const int token = task.begin + (walker + (chunk + lane / SUB) * T::WALKERS) * T::CHUNK + sub * T::PAGE_SIZE;
         // Page ids do not wait for the context's length: entries past it are in the table, hold anything, and are not used.
         const bool owned = u32(token) < u32(task.table_end) && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
         return owned ? look_up(token) : 0;
     }
 
-    __device__ __forceinline__ void start(const CudaTileArgs& p, const Task& task, int group, int lane) {
+    __device__ __forceinline__ void start(const CudaTileArgs& p, const Task& task, int walker, int lane) {
         table = p.block_tables + task.table_row * p.table_row;
         last_page = u32(p.pages - 1);
         if constexpr (WHOLE) {
-            ids = fetch(task, group, 0, lane);
-            next = fetch(task, group, HELD, lane);
+            ids = fetch(task, walker, 0, lane);
+            next = fetch(task, walker, HELD, lane);
         }
     }
 
     // Called for chunk 0, 1, 2, ... in turn.
-    __device__ __forceinline__ void advance(const Task& task, int group, int chunk, int lane) {
+    __device__ __forceinline__ void advance(const Task& task, int walker, int chunk, int lane) {
         if (WHOLE && chunk > 0 && chunk % HELD == 0) {
             ids = next;
-            next = fetch(task, group, chunk + HELD, lane);
+            next = fetch(task, walker, chunk + HELD, lane);
         }
     }
 
@@ -71,12 +71,12 @@ struct PageIds {
     }
 };
 
-// Brings the first chunk of a group into the L2: hints, a line each.
+// Brings the first chunk of a walker into the L2: hints, a line each.
 template <class T>
-__device__ __forceinline__ void hint_first_chunk(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int group, int thread) {
+__device__ __forceinline__ void hint_first_chunk(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int walker, int thread) {
     constexpr i64 BYTES = T::Kv::BYTES;
     constexpr int LINES = (T::ROW_BYTES + 127) / 128, ALL = T::CHUNK * LINES;
-    const int token = task.begin + group * T::CHUNK;
+    const int token = task.begin + walker * T::CHUNK;
     const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES;
     const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES;
 #pragma unroll
@@ -91,41 +91,48 @@ __device__ __forceinline__ void hint_first_chunk(const CudaTileArgs& p, const Ta
     }
 }
 
-// Copies a thread's piece of rows row0, row0 + STEP, ... of a chunk; zeros outside `first..end`.
-template <class T, bool VALUE, int STEP>
-__device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, int row0, int piece, int first, int end) {
+// Copies a thread's piece of rows row0, row0 + STEP, ... of the run of RUN tokens that begins at `run` in a chunk; zeros outside `first..end`.
+template <class T, bool VALUE, int STEP, int RUN>
+__device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, int run, int row0, int piece, int first, int end) {
 #pragma unroll
-    for (int row = 0; row < T::CHUNK; row += STEP) {
-        copy16<T::ONCE>(stage + swizzled<T, VALUE>(row + row0, piece), src + row * stride, row + row0 >= first && row + row0 < end);
+    for (int i = 0; i < RUN; i += STEP) {
+        const int row = run + i + row0;
+        copy16<T::ONCE>(stage + swizzled<T, VALUE>(row, piece), src + i * stride, row >= first && row < end);
     }
 }
 
-// Issues the copies of chunk `chunk` of a group into a stage. Rows that no query attends become zeros, and are not read.
+// Issues the copies of chunk `chunk` of a walker into a stage. Rows that no query attends become zeros, and are not read.
 template <class T>
-__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, int group, int chunk, u32 stage,
+__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, int walker, int chunk, u32 stage,
                                            int thread) {
     constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES;
     static_assert(T::GROUP_THREADS % T::ROW_PIECES == 0 && T::CHUNK % ROWS_AT_ONCE == 0, "a thread keeps its piece of the rows");
     const int lane = thread & 31;
-    const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
-    pages.advance(task, group, chunk, lane);
+    const int token = task.begin + (walker + chunk * T::WALKERS) * T::CHUNK;
+    pages.advance(task, walker, chunk, lane);
     const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
     constexpr i64 BYTES = T::Kv::BYTES;
     const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES + piece * 16;
     const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES + piece * 16;
     const i64 k_token = p.key_stride.token * BYTES, v_token = p.value_stride.token * BYTES;
-    if constexpr (PageIds<T>::WHOLE && PageIds<T>::SUB == 1) {
-        const i64 page = pages.page(chunk, token, 0, true);
-        const int in_page = token % T::PAGE_SIZE + row0;
-        k += page * p.key_stride.page * BYTES + in_page * k_token;
-        v += page * p.value_stride.page * BYTES + in_page * v_token;
+    // Tokens that follow each other in a page.
+    constexpr int RUN = T::PAGE_SIZE < T::CHUNK ? T::PAGE_SIZE : T::CHUNK;
+    if constexpr (PageIds<T>::WHOLE && RUN % ROWS_AT_ONCE == 0) {
+        auto copy = [&](int first, int end) {
+#pragma unroll
+            for (int run = 0; run < T::CHUNK; run += RUN) {
+                const i64 page = pages.page(chunk, token, run, true);
+                const int in_page = (RUN < T::PAGE_SIZE ? token % T::PAGE_SIZE : 0) + row0;
+                const u8* k_run = k + page * p.key_stride.page * BYTES + in_page * k_token;
+                const u8* v_run = v + page * p.value_stride.page * BYTES + in_page * v_token;
+                copy_rows<T, false, ROWS_AT_ONCE, RUN>(stage, k_run, k_token, run, row0, piece, first, end);
+                copy_rows<T, true, ROWS_AT_ONCE, RUN>(stage + T::KV_BYTES, v_run, v_token, run, row0, piece, first, end);
+            }
+        };
         if (token >= task.first_token && token + T::CHUNK <= task.end) {
-            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, k_token, row0, piece, 0, T::CHUNK);
-            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, v_token, row0, piece, 0, T::CHUNK);
+            copy(0, T::CHUNK);
         } else {
-            const int first = task.first_token - token, end = task.end - token;
-            copy_rows<T, false, ROWS_AT_ONCE>(stage, k, k_token, row0, piece, first, end);
-            copy_rows<T, true, ROWS_AT_ONCE>(stage + T::KV_BYTES, v, v_token, row0, piece, first, end);
+            copy(task.first_token - token, task.end - token);
         }
     } else {
 #pragma unroll

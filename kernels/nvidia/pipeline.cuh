@@ -50,13 +50,13 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
     constexpr int AHEAD = T::STAGES - 1;
     const int lane = thread & 31;
     const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
-    const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
+    const int walker = task.rank * T::GROUPS + group, chunks = (all - walker + T::WALKERS - 1) / T::WALKERS;
     PageIds<T> pages;
-    pages.start(p, task, group, lane);
+    pages.start(p, task, walker, lane);
     fetch_query<T>(q, p, task, task.first_row + row, lane);
 #pragma unroll
     for (int stage = 0; stage < AHEAD; stage++) {
-        if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
+        if (stage < chunks) load_chunk<T>(p, task, pages, walker, stage, ring + stage * T::STAGE_BYTES, thread);
         copies_commit();
     }
     prepare_query<T>(q, p, k_scale);
@@ -74,12 +74,12 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         const u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES;
         const int free_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
         auto load_ahead = [&] {
-            if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, group, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
+            if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, walker, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread);
             copies_commit();
         };
         Scores<T> s;
         u32 pr[T::M_TILES][T::N_TILES / 2][4];
-        const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
+        const int token = task.begin + (walker + chunk * T::WALKERS) * T::CHUNK;
         if constexpr (T::WARPGROUP) {
             start_scores<T>(s[0], query, k);
             load_ahead();
@@ -93,7 +93,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
     }
     // racecheck takes a block for out of step whose groups have met unequally often, and does not see that it meets as a whole after this.
-    if (T::ROW_WARPS > 1 && chunks < (all + T::GROUPS - 1) / T::GROUPS) sync_group<T>(group);
+    if (T::ROW_WARPS > 1 && chunks < (all - task.rank * T::GROUPS + T::WALKERS - 1) / T::WALKERS) sync_group<T>(group);
 }
 
 // Leaves a warp's state in shared memory for the merge, the V scale applied.

@@ -109,42 +109,32 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
-// Every thread of the cluster: what was written before is seen after, in shared memory of any of its CTAs too.
-__device__ __forceinline__ void sync_cluster() {
+// The cluster's barrier in two halves, for all threads of a warp: what any of its threads did ahead of the one, in shared memory of any of its CTAs
+// too, is done after the other.
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-// The address in the shared memory of CTA `rank` of the cluster that `address` is in this CTA's.
-__device__ __forceinline__ u32 cluster_address(u32 address, int rank) {
+// Stores to the shared memory of CTA `rank` of the cluster, where this CTA's has `address`.
+__device__ __forceinline__ void store_cluster(u32 address, int rank, float4 x) {
 #if __CUDA_ARCH__ >= 900
-    u32 r;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
-    return r;
-#else
-    return address;
+    asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.v4.f32 [a], {%2,%3,%4,%5};}" ::"r"(address), "r"(rank), "f"(x.x),
+                 "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
 #endif
 }
-
-__device__ __forceinline__ float4 load_cluster4(u32 address) {
-    float4 x;
+__device__ __forceinline__ void store_cluster(u32 address, int rank, float2 x) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
-#else
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+    asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.v2.f32 [a], {%2,%3};}" ::"r"(address), "r"(rank), "f"(x.x), "f"(x.y)
+                 : "memory");
 #endif
-    return x;
-}
-
-__device__ __forceinline__ float2 load_cluster2(u32 address) {
-    float2 x;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-#else
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-#endif
-    return x;
 }
 
 // A record of two integers, in one load.

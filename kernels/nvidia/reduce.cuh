@@ -1,4 +1,4 @@
-// The second step of the merge: the clusters' partial results of a row, in the order of the slots.
+// The second step of the merge: a row's partial results, in the order of the slots.
 #pragma once
 
 #include "args.h"
@@ -30,8 +30,8 @@ __device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 
 }
 
 // WARPS warps of a row take every WARPS-th partial, then meet; a block has ROWS rows, query heads side by side, or a SPLIT-th of a row's channels:
-// a warp reads SPLIT partials at once then. Rows without a task, and rows that one cluster has finished, are not its business.
-template <class Element, int HEAD_DIM, int CLUSTER, bool RAGGED, bool PER_HEAD, int WARPS, int ROWS, int SPLIT>
+// a warp reads SPLIT partials at once then. Rows of one task or none are not its business.
+template <class Element, int HEAD_DIM, bool RAGGED, bool PER_HEAD, int WARPS, int ROWS, int SPLIT>
 __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     constexpr int CHANNELS = HEAD_DIM / SPLIT, LANES = SPLIT == 1 ? 32 : CHANNELS / 4, AT_ONCE = 32 / LANES;
     constexpr int VECTORS = (CHANNELS + 127) / 128, AHEAD = VECTORS > 1 ? 4 : 8 / AT_ONCE;
@@ -49,15 +49,15 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
     const int2 queries = RAGGED ? ragged_queries(p.query_start, sequence, p.q_rows) : int2{sequence * p.query_len, p.query_len};
     const int query_first = queries.x, query_len = queries.y;
     const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
-    const int first = info.first_slot / CLUSTER, end = (info.first_slot + info.count - 1) / CLUSTER + 1;
-    if (info.count == 0 || end - first == 1 || token >= query_len) {
+    const int first = info.first_slot, end = first + info.count;
+    if (info.count <= 1 || token >= query_len) {
         wait_for_previous_kernel();  // or this kernel could end before the tiles, and what follows it in the stream start
         return;
     }
     const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
     const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(token) * group + head % group, query = query_first + token;
     for (int part = warp * 32 + lane; part < end - first; part += WARPS * 32) {
-        const i64 at = max(info.first_slot, (first + part) * CLUSTER) * slot_rows + row;
+        const i64 at = (first + part) * slot_rows + row;
         prefetch_l2(p.statistics + at * 2);
         prefetch_l2(p.partial + at * HEAD_DIM + slice);
     }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int part = start + i * WARPS * AT_ONCE + lane / LANES;
-            const i64 at = max(info.first_slot, part * CLUSTER) * slot_rows + row;
+            const i64 at = part * slot_rows + row;
             const bool real = part < end;
             ml[i] = real ? *reinterpret_cast<const float2*>(p.statistics + at * 2) : float2{neg_inf(), 0.0f};
 #pragma unroll

@@ -5,12 +5,25 @@
 
 namespace pa {
 
+// A cluster's place in the grid. Heads of a slot are side by side: they read neighbouring bytes of the same tokens, at about the same time.
+struct GridPosition {
+    int slot, head, rank;
+};
+
+template <class T>
+__device__ __forceinline__ GridPosition grid_position(const CudaTileArgs& p) {
+    const u32 cluster = blockIdx.x / T::CLUSTER, rank = blockIdx.x % T::CLUSTER, heads = p.kv_heads;
+    if constexpr (T::Opt::PER_HEAD) return {int(cluster), 0, int(rank)};
+    return {int(cluster / heads), int(cluster % heads), int(rank)};
+}
+
 // A plan row's sequence, KV head and query rows.
 template <class T>
-__device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, int row) {
+__device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, const GridPosition& at, int row) {
     task.table_row = row;
+    task.rank = at.rank;
     task.sequence = T::Opt::PER_HEAD ? row / p.kv_heads : row;
-    task.head = T::Opt::PER_HEAD ? row % p.kv_heads : blockIdx.y;
+    task.head = T::Opt::PER_HEAD ? row % p.kv_heads : at.head;
     const int2 queries = T::Opt::RAGGED ? ragged_queries(p.query_start, task.sequence, p.q_rows) : int2{task.sequence * p.query_len, p.query_len};
     task.query_first = queries.x;
     task.query_len = queries.y;
@@ -18,14 +31,14 @@ __device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, int ro
     task.first_row = blockIdx.z * T::ROWS;
 }
 
-// The task of this CTA; false where its slot is padding or its rows are past the sequence's. Whatever the records hold, the tokens that it names
-// and the table's row are there: it is read before its time too (see look_ahead).
+// The task of this CTA's cluster; false where its slot is padding or its rows are past the sequence's. Whatever the records hold, the tokens that
+// it names and the table's row are there: it is read before its time too (see look_ahead).
 template <class T>
-__device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p) {
-    task.slot = blockIdx.x;
-    const WorkInfo work = reload_record(p.work + task.slot);
+__device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p, const GridPosition& at) {
+    task.slot = at.slot;
+    const WorkInfo work = p.work ? reload_record(p.work + task.slot) : WorkInfo{task.slot, 0, 0x7fffffff, 0};
     if (u32(work.row) >= u32(p.plan_rows)) return false;
-    locate<T>(task, p, work.row);
+    locate<T>(task, p, at, work.row);
     // A length that the table has no lanes for ends with the table.
     task.context = int(min(i64(reload_record(p.context_lens + task.table_row)), i64(p.max_pages) * T::PAGE_SIZE));
     task.first_token = 0;
@@ -33,14 +46,21 @@ __device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p) {
     task.begin = max(work.first_tile * T::TILE_TOKENS, task.first_token / T::CHUNK * T::CHUNK);
     task.table_end = int(max(min(i64(work.end_tile) * T::TILE_TOKENS, i64(p.max_pages) * T::PAGE_SIZE), i64(0)));
     task.end = min(task.table_end, task.context);
+    if (!p.work) task.table_end = max(task.end, 0);  // the length is no later than a record would be
     return task.first_row < task.rows;
 }
 
-// Zeros and -inf for a plan row without a task: the CTA in the slot of its number writes them.
+// Whether the task of a row is all of it.
+static __device__ __forceinline__ bool is_whole(const CudaTileArgs& p, int row) { return !p.reduce || load_record<ReduceInfo>(p.reduce + row).count == 1; }
+
+// Whether the plan row of this slot's number has no task.
+static __device__ __forceinline__ bool has_no_task(const CudaTileArgs& p, int row) { return p.reduce && row < p.plan_rows && p.reduce[row].count == 0; }
+
+// Zeros and -inf for the plan row of this slot's number, which has no task.
 template <class T>
-__device__ __forceinline__ void clear_row(const CudaTileArgs& p, int row, int thread) {
+__device__ __forceinline__ void clear_row(const CudaTileArgs& p, const GridPosition& at, int thread) {
     Task task;
-    locate<T>(task, p, row);
+    locate<T>(task, p, at, at.slot);
     constexpr int PIECES = T::HEAD_DIM / 4;
     for (i64 item = thread + i64(blockIdx.z) * T::THREADS; item < i64(task.rows) * PIECES; item += i64(gridDim.z) * T::THREADS) {
         store_row<T>(p, task, int(item / PIECES), int(item % PIECES) * 4, Joined{});

@@ -1,6 +1,7 @@
-// The tile kernel: a CTA for a (slot, KV head, block of query rows).
+// The tile kernel: a cluster for a (slot, KV head, block of query rows).
 #pragma once
 
+#include "cluster.cuh"
 #include "narrow.cuh"
 #include "task.cuh"
 #include "transposed.cuh"
@@ -10,12 +11,13 @@ namespace pa {
 // Brings near what a group reads first while the kernel before may still run: that may be writing the records, and all that is read here is read
 // again after the wait. Where it was measured to cost more than it brings there is none of it.
 template <class T>
-__device__ __forceinline__ void look_ahead(const CudaTileArgs& p, int group, int thread) {
+__device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
     Task task;
     PageIds<T> pages;
-    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || p.plan_rows == 1 || !read_task<T>(task, p)) return;
-    pages.start(p, task, group, thread % 32);
-    hint_first_chunk<T>(p, task, pages, group, thread);
+    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || !read_task<T>(task, p, at)) return;
+    const int walker = at.rank * T::GROUPS + group;
+    pages.start(p, task, walker, thread % 32);
+    hint_first_chunk<T>(p, task, pages, walker, thread);
 }
 
 // What a group's helpers do.
@@ -25,7 +27,7 @@ __device__ __forceinline__ void help(const CudaTileArgs& p, u32 smem) {
     const int helper = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 32 - T::THREADS, group = helper / T::HELPERS;
     wait_for_previous_kernel();
     Task task;
-    if (read_task<T>(task, p)) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, helper % T::HELPERS + threadIdx.x % 32);
+    if (read_task<T>(task, p, grid_position<T>(p))) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, helper % T::HELPERS + threadIdx.x % 32);
 }
 
 template <class T>
@@ -38,16 +40,15 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     }
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
-    look_ahead<T>(p, group, thread % T::GROUP_THREADS);
+    const GridPosition at = grid_position<T>(p);
+    look_ahead<T>(p, at, group, thread % T::GROUP_THREADS);
     wait_for_previous_kernel();
     const float k_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f;
     const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
-    const bool clears = int(blockIdx.x) < p.plan_rows && p.reduce[blockIdx.x].count == 0;
+    const bool clears = at.rank == 0 && has_no_task(p, at.slot);
     Task task;
-    const bool active = read_task<T>(task, p);
-    ReduceInfo info = {0, 0};
-    if (active) {
-        info = load_record<ReduceInfo>(p.reduce + task.table_row);
+    if (read_task<T>(task, p, at)) {
+        const bool whole = is_whole(p, task.table_row);
         const u32 base = smem_address(smem), own = base + group * T::GROUP_BYTES, query = base + T::GROUPS * T::GROUP_BYTES;
         // The reducer starts up while this CTA merges and stores.
         if constexpr (T::NARROW) {
@@ -70,12 +71,17 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
             launch_next_kernel();
             copies_wait<0>();
             sync_block<T>();
+            if constexpr (T::CLUSTER > 1) cluster_arrive();  // this CTA's ring may be sent to
             publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
         }
         sync_block<T>();
+        if constexpr (T::CLUSTER == 1) {
+            merge_task<T>(p, task, whole, merge, thread);
+        } else {
+            merge_cluster<T>(p, task, whole, merge, thread);
+        }
     }
-    merge_task<T>(p, task, info, merge, active, thread);
-    if (clears) clear_row<T>(p, blockIdx.x, thread);
+    if (clears) clear_row<T>(p, at, thread);
 }
 
 }  // namespace pa

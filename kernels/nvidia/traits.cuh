@@ -121,7 +121,8 @@ struct Options {
 };
 
 // How a CTA is cut. `GROUPS` warp groups take every GROUPS-th chunk of a task's tokens, each with a ring of its own of `STAGES` chunks;
-// the `ROW_WARPS` warps of a group read the same chunks and hold `M_TILES` tiles of 16 query rows each.
+// the `ROW_WARPS` warps of a group read the same chunks and hold `M_TILES` tiles of 16 query rows each. The `CLUSTER` CTAs of a cluster share a
+// task: their groups walk it together.
 template <int M_TILES_, int ROW_WARPS_, int GROUPS_, int STAGES_, int CHUNK_, int CLUSTER_, bool WARPGROUP_>
 struct Shape {
     static constexpr int M_TILES = M_TILES_, ROW_WARPS = ROW_WARPS_, GROUPS = GROUPS_, STAGES = STAGES_, CHUNK = CHUNK_;
@@ -156,7 +157,7 @@ struct Traits {
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
     // Threads beside those that copy for a group.
     static constexpr int HELPERS = NARROW ? 64 : 0, ALL_THREADS = THREADS + GROUPS * HELPERS;
-    static constexpr int ROWS = 16 * M_TILES * ROW_WARPS;
+    static constexpr int ROWS = 16 * M_TILES * ROW_WARPS, WALKERS = GROUPS * CLUSTER;
     static constexpr int K_STEPS = HEAD_DIM / 16, N_TILES = CHUNK / 8, OUT_TILES = HEAD_DIM / 8;
 
     // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: narrow, three chunks of V with tokens
@@ -170,11 +171,12 @@ struct Traits {
     static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
     static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
-    // The merge, over the drained rings: outputs of each group, and with a cluster of the CTA, in rows (of packed FP8 their 32 channels
-    // too) padded against bank conflicts; behind them in the same order (maximum, sum) of every row.
-    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : NARROW || TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS + (CLUSTER > 1);
-    static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW;
-    static constexpr int MERGE_BYTES = (MERGE_ENDS + MERGE_PARTS * ROWS * 2 + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
+    // The merge, over the drained rings: outputs of each group in rows (of packed FP8 their 32 channels too) padded against bank conflicts;
+    // behind them in the same order (maximum, sum) of every row; in a cluster, behind those what its CTAs send this one (cluster.cuh).
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : NARROW || TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS;
+    static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW, MERGE_SENT = MERGE_ENDS + MERGE_PARTS * ROWS * 2;
+    static constexpr int SENT_PIECES = (ROWS * HEAD_DIM / 32 + CLUSTER - 1) / CLUSTER * 8;
+    static constexpr int MERGE_BYTES = (MERGE_SENT + (CLUSTER > 1 ? CLUSTER * SENT_PIECES * 6 : 0) + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
 
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
@@ -183,6 +185,7 @@ struct Traits {
     static_assert(!NARROW || (HEAD_DIM == 128 && GROUPS <= 2 && STAGES >= 3), "a row is swizzled as a whole; groups have seven barriers each");
     static_assert(!TRANSPOSED || HEAD_DIM == 128, "a warp has 32 channels");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");
+    static_assert(CLUSTER == 1 || (!NARROW && !TRANSPOSED && CLUSTER <= 16), "a cluster's CTAs walk as one, all of them in one GPC");
     static_assert(!PER_TOKEN || CHUNK <= GROUP_THREADS, "a thread copies one token's scales");
 };
 
@@ -190,6 +193,7 @@ struct Traits {
 struct Task {
     int sequence, head, table_row, slot;
     int query_first, query_len, rows, first_row;  // rows: query_len * group, of which this CTA takes ROWS from first_row on
+    int rank;                                     // of this CTA among its cluster's
     int context, first_token;                     // tokens that any row attends: first_token..context
     int begin, end;                               // tokens of the task; begin is a multiple of a chunk
     int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context

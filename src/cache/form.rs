@@ -8,6 +8,8 @@ use crate::op::call::Meta;
 use crate::op::locks::storage_address;
 use crate::op::shapes::check_last_contiguous;
 use crate::options::KvScale;
+#[cfg(feature = "nvrtc")]
+use crate::registry::ScaleMode;
 
 /// A layer's tensors, known to be on one device, to agree with each other and to lie within their storages.
 pub(crate) struct LayerForm<'a> {
@@ -49,6 +51,20 @@ impl<'a> ScaleForm<'a> {
 }
 
 impl<'a> LayerForm<'a> {
+    /// What the kernels do about scales: those of the side that has more of them.
+    #[cfg(feature = "nvrtc")]
+    pub fn scale_mode(&self) -> ScaleMode {
+        let mode = |side: &Side<'_>| match side.scale {
+            ScaleForm::Factor(1.0) if self.dtype != KvDtype::Fp8 => ScaleMode::None,
+            ScaleForm::Factor(_) => ScaleMode::Scalar,
+            #[cfg(feature = "cuda")]
+            ScaleForm::OnDevice(_) => ScaleMode::Scalar,
+            ScaleForm::PerToken(_) => ScaleMode::PerToken,
+            ScaleForm::Block(_) => ScaleMode::Block,
+        };
+        mode(&self.key).max(mode(&self.value))
+    }
+
     /// Checks `layer` as tensors of `layout`; `op` is named in the error where a device has no kernel.
     pub fn of(op: &str, layer: &'a LayerCache, layout: CacheLayout) -> Result<Self> {
         let dtype = KvDtype::of(layer.key.dtype())?;

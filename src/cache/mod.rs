@@ -22,6 +22,8 @@ pub use store::{CacheConfig, LayerCache, PagedKvCache, Placement, Quantization};
 pub use warm_up::ExpectedCalls;
 pub use write::reshape_and_cache;
 
+#[cfg(feature = "nvrtc")]
+pub(crate) use form::LayerForm;
 pub(crate) use form::{Lent, check_bounds, shares_storage};
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) use write::last_writes;
@@ -30,7 +32,7 @@ pub(crate) use {copy::check_pairs, gather::gather_as, gather::needed_pages, stor
 #[cfg(feature = "cuda")]
 pub(crate) use {
     copy::{PageRuns, page_runs},
-    form::{LayerForm, ScaleForm, Side},
+    form::{ScaleForm, Side},
     rows::check_new_tokens,
     write::{check_apart, check_as_many, checked_slots},
 };

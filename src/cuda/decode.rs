@@ -6,7 +6,8 @@ use candle::cuda_backend::cudarc::driver::{CudaStream, sys};
 use candle::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-use super::decided::{Decided, Plan, decide_on_device, decide_on_host, on_host, table_tiles};
+use super::decide::{decide_on_device, decide_on_host, on_host};
+use super::decided::{Decided, Plan};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
 use super::memory::{Reads, check_device, cuda_storage, meta, write_address};
@@ -16,7 +17,7 @@ use super::specialize;
 use super::strides::{RowSteps, is_aligned, paged, paged_scale, table_row};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::case;
-use crate::gpu::args::{CudaTileArgs, Paged, PlanArgs, ReduceArgs};
+use crate::gpu::args::{CudaTileArgs, Paged, ReduceArgs};
 use crate::gpu::bytes::as_bytes;
 use crate::gpu::launch::{self, LaunchShape};
 use crate::gpu::plan_shape::{PlanShape, clamp};
@@ -94,7 +95,7 @@ pub(crate) fn explain(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value:
     let tasks = match plan {
         Plan::Host(plan) => plan.tasks(),
         Plan::Device { capacity, .. } => capacity,
-        Plan::Free => op.context_lens.elem_count(),
+        Plan::Free { .. } => op.context_lens.elem_count(),
     };
     Ok(CallSummary { selection, tasks })
 }
@@ -159,7 +160,7 @@ impl<'a> Checked<'a> {
         let mut decided = if on_host(op)? { decide_on_host(op, &call, &gpu)? } else { decide_on_device(op, &call, &gpu, &stream)? };
         let strides = Strides::of(op, [q.1, key.1, value.1])?;
         if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &strides, &stream) {
-            let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu);
+            let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu.arch);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
         let checked = Self { op, q, key, value, gpu, stream, decided, strides };
@@ -210,7 +211,7 @@ impl Checked<'_> {
         let mut scale = |name, scale, lock| self.scale(name, scale, locks.get_if(lock), &mut reads, workspace, &mut own);
         let (k_scale, k_scale_stride) = scale("k_scale", &options.k_scale, 4)?;
         let (v_scale, v_scale_stride) = scale("v_scale", &options.v_scale, 5)?;
-        let [work, reduce] = self.records(base, &laid, [locks.get_if(6), locks.get_if(7)], &mut reads, workspace)?;
+        let [work, reduce] = self.records(base, &laid, [locks.get_if(6), locks.get_if(7)], &mut reads)?;
         if decided.is_planned_here() {
             self.launch_planner([context_lens, query_start], [work, reduce])?;
         }
@@ -258,9 +259,10 @@ impl Checked<'_> {
             rows: clamp(self.slot_rows()),
             q_rows: clamp(shapes.rows),
         };
+        let cluster = selection.key.cuda.map_or(1, |shape| shape.cluster);
         let grid = [
-            count("slots", slots, i32::MAX as usize)?,
-            count("KV heads", heads, MOST_YZ)?,
+            count("blocks (slots times KV heads)", slots.saturating_mul(heads).saturating_mul(cluster), i32::MAX as usize)?,
+            1,
             count("blocks of query rows", selection.row_groups, MOST_YZ)?,
         ];
         let tile = gpu.tile(stream, selection)?;
@@ -321,7 +323,7 @@ impl Checked<'_> {
         });
         let records = match plan {
             Plan::Host(plan) => Some([plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| room.upload(as_bytes(records)))),
-            Plan::Device { .. } | Plan::Free => None,
+            Plan::Device { .. } | Plan::Free { .. } => None,
         };
         let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
         let planned = room.scratch(if self.decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
@@ -374,18 +376,9 @@ impl Checked<'_> {
         Ok((workspace.scalar(value, own, &self.stream)?, Paged::default()))
     }
 
-    /// Where the plan's records are, or will be; `given`: the storages of a plan that the caller gave.
-    fn records<'a>(
-        &self,
-        base: u64,
-        laid: &Laid,
-        given: [Option<&'a Storage>; 2],
-        reads: &mut Reads<'a>,
-        workspace: &mut Workspace,
-    ) -> Result<[u64; 2]> {
-        let Decided { shapes, plan, .. } = &self.decided;
-        let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
-        match (plan, &self.op.options.plan, laid.records) {
+    /// Where the plan's records are, or will be, 0 without any; `given`: the storages of a plan that the caller gave.
+    fn records<'a>(&self, base: u64, laid: &Laid, given: [Option<&'a Storage>; 2], reads: &mut Reads<'a>) -> Result<[u64; 2]> {
+        match (&self.decided.plan, &self.op.options.plan, laid.records) {
             (_, _, Some(offsets)) => Ok(offsets.map(|at| base + at as u64)),
             (Plan::Device { made: true, .. }, PlanChoice::Given(tensors), _) => {
                 let mut address = |tensor: &Tensor, storage: Option<&'a Storage>| -> Result<u64> {
@@ -394,28 +387,16 @@ impl Checked<'_> {
                 };
                 Ok([address(tensors.work_info(), given[0])?, address(tensors.reduce_info(), given[1])?])
             }
-            (Plan::Device { .. }, _, _) => Ok([base + laid.planned as u64, base + (laid.planned + slots * 16) as u64]),
-            (Plan::Free | Plan::Host(_), _, _) => workspace.free_plan(plan_rows, clamp(table_tiles(shapes, &self.gpu)), &self.stream),
+            (Plan::Device { .. }, _, _) => Ok([base + laid.planned as u64, base + (laid.planned + self.decided.slots() * 16) as u64]),
+            (Plan::Free { .. } | Plan::Host(_), _, _) => Ok([0; 2]),
         }
     }
 
-    fn launch_planner(&self, [context_lens, query_start]: [u64; 2], [work, reduce]: [u64; 2]) -> Result<()> {
-        let Decided { shapes, query_len, .. } = &self.decided;
-        let (options, plan_rows) = (&self.op.options, self.decided.plan_rows());
-        let shape = PlanShape::of(shapes, options, *query_len);
-        let args = PlanArgs {
-            context_lens,
-            query_start,
-            work,
-            reduce,
-            rows: clamp(plan_rows),
-            heads_per_row: clamp(shape.heads_per_row()),
-            query_len: clamp(*query_len),
-            window: options.window.map_or(0, clamp),
-            capacity: clamp(self.decided.slots()),
-            max_partitions: options.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
-        };
-        let planner = self.gpu.planner(&self.stream, plan_rows, shape.ragged)?;
+    /// `reads`: lengths and query starts; `writes`: work and reduce records.
+    fn launch_planner(&self, reads: [u64; 2], writes: [u64; 2]) -> Result<()> {
+        let shape = PlanShape::of(&self.decided.shapes, &self.op.options, self.decided.query_len);
+        let args = shape.planner_args(reads, writes, self.decided.slots());
+        let planner = self.gpu.planner(&self.stream, shape.rows(), shape.ragged)?;
         // SAFETY: it reads a length for each row (and the starts) and writes the records that room was made for.
         unsafe { planner.launch(&self.stream, launch::PLAN, false, &args) }
     }
@@ -480,7 +461,7 @@ impl Checked<'_> {
 
     fn reducer(&self) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
-        let cut = self.decided.reducer_cut(&self.gpu);
+        let cut = self.decided.reducer_cut(&self.gpu.arch);
         let (heads, threads) = specialize::reducer_block(cut.warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, cut)?;

@@ -29,6 +29,15 @@ enum KernelId {
     Write { key: WriteKey, value: DType, latest: bool },
 }
 
+impl KernelId {
+    fn cluster(&self) -> usize {
+        match self {
+            Self::Tile(key) => key.cuda.map_or(1, |shape| shape.cluster),
+            Self::Reduce { .. } | Self::Plan { .. } | Self::Write { .. } => 1,
+        }
+    }
+}
+
 /// By ordinal: candle uses the primary context, in which modules are loaded once for all its devices.
 static GPUS: LazyLock<Mutex<HashMap<usize, Arc<Gpu>>>> = LazyLock::new(Mutex::default);
 
@@ -117,7 +126,7 @@ impl Gpu {
         if let Some(kernel) = kernels.get(&id) {
             return Ok(*kernel);
         }
-        let kernel = Kernel::load(&code, &spec.kernel, shared_bytes)?;
+        let kernel = Kernel::load(&code, &spec.kernel, shared_bytes, id.cluster())?;
         kernels.insert(id, kernel);
         Ok(kernel)
     }

@@ -18,6 +18,7 @@ pub(super) fn check(result: sys::CUresult, what: impl std::fmt::Display) -> Resu
 pub(super) struct Kernel {
     function: sys::CUfunction,
     shared_bytes: u32,
+    cluster: u32,
 }
 
 // SAFETY: a handle that any thread may use while its context is current.
@@ -26,8 +27,8 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Loads `code`'s entry `name` into the current context, for blocks of `shared_bytes` of dynamic shared memory.
-    pub fn load(code: &[u8], name: &str, shared_bytes: usize) -> Result<Self> {
+    /// Loads `code`'s entry `name` into the current context, for blocks of `shared_bytes` of dynamic shared memory in clusters of `cluster`.
+    pub fn load(code: &[u8], name: &str, shared_bytes: usize, cluster: usize) -> Result<Self> {
         let entry = CString::new(name).map_err(Error::wrap)?;
         let (mut module, mut function) = (null_mut(), null_mut());
         // SAFETY: a whole code object; the driver copies it.
@@ -38,7 +39,12 @@ impl Kernel {
         // SAFETY: a function that was found.
         let set = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
         check(set, format_args!("{shared_bytes} bytes of shared memory for {name}"))?;
-        Ok(Self { function, shared_bytes: shared_bytes as u32 })
+        if cluster > 1 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+            // SAFETY: a function that was found.
+            check(unsafe { sys::cuFuncSetAttribute(function, attribute, 1) }, format_args!("clusters of {cluster} blocks for {name}"))?;
+        }
+        Ok(Self { function, shared_bytes: shared_bytes as u32, cluster: cluster as u32 })
     }
 
     /// Enqueues it. `overlapped`: it may start before the kernel ahead of it has ended, and itself waits for that. A grid with nothing in it launches
@@ -52,9 +58,12 @@ impl Kernel {
             return Ok(());
         }
         // SAFETY: plain data.
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let [mut early, mut clusters]: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        early.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        early.value.programmaticStreamSerializationAllowed = i32::from(overlapped);
+        clusters.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        clusters.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        let mut attributes = [early, clusters];
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -64,8 +73,9 @@ impl Kernel {
             blockDimZ: 1,
             sharedMemBytes: self.shared_bytes,
             hStream: stream.cu_stream(),
-            attrs: &mut attribute,
-            numAttrs: u32::from(overlapped),
+            attrs: attributes.as_mut_ptr(),
+            // GPUs before sm_90 know none of the two.
+            numAttrs: if self.cluster > 1 { 2 } else { u32::from(overlapped) },
         };
         let mut parameters = [(&raw const *args).cast_mut().cast::<c_void>()];
         // SAFETY: one parameter of the kernel's type, copied by the driver; the rest is the caller's word.

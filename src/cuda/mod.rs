@@ -18,18 +18,21 @@
 //!
 //! # Kernels
 //!
-//! Compiled at their first use, or before it by [`crate::cache::PagedKvCache::warm_up`]: see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
+//! Compiled at their first use, or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
+//! see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
 
 #[cfg(feature = "cuda")]
 mod append;
 #[cfg(feature = "cuda")]
 mod copy;
 #[cfg(feature = "cuda")]
+mod decide;
 mod decided;
 #[cfg(feature = "cuda")]
 mod decode;
 #[cfg(feature = "cuda")]
 mod device;
+mod expected;
 #[cfg(feature = "cuda")]
 mod launch;
 #[cfg(feature = "cuda")]
@@ -56,6 +59,7 @@ pub(crate) use copy::{copy_pages, read_pages};
 pub(crate) use decode::{Operand, attend_into, attend_new, explain};
 #[cfg(feature = "cuda")]
 pub use device::{arch_of, loaded_kernels};
+pub use expected::expected_kernels;
 #[cfg(feature = "cuda")]
 pub(crate) use memory::elements;
 #[cfg(feature = "cuda")]

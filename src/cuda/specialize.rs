@@ -7,9 +7,7 @@ use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split};
 pub use crate::registry::REDUCER_WARPS;
-#[cfg(feature = "cuda")]
-use crate::registry::reducer_warps;
-use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows};
+use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows, reducer_warps};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
 ///
@@ -38,7 +36,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
             ("PA_GROUPS", shape.groups),
             ("PA_STAGES", shape.stages),
             ("PA_CHUNK", shape.chunk),
-            ("PA_CLUSTER", CLUSTER),
+            ("PA_CLUSTER", shape.cluster),
             ("PA_WARPGROUP", usize::from(shape.warpgroup)),
         ]),
     }
@@ -53,9 +51,6 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
     })
 }
 
-/// Blocks that merge their tasks through each other's shared memory: none do yet.
-const CLUSTER: usize = 1;
-
 /// Query heads of a reducer's block, and its threads.
 #[cfg(feature = "cuda")]
 pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
@@ -63,7 +58,7 @@ pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
 }
 
 /// How a row of the reducer is shared out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReducerCut {
     /// Warps of a block ([`REDUCER_WARPS`]).
     pub warps: usize,
@@ -76,7 +71,6 @@ pub const REDUCER_SPLIT: usize = 4;
 
 /// The cut for `rows` (sequence, query token, query head) of up to `partials` partial results each: blocks share channels where most of the SMs
 /// would be idle without that.
-#[cfg(feature = "cuda")]
 pub(crate) fn reducer_cut(partials: usize, rows: usize, head_dim: usize, sms: usize) -> ReducerCut {
     let warps = reducer_warps(partials);
     let divides = head_dim.is_power_of_two() && (64..=512).contains(&head_dim);
@@ -88,8 +82,7 @@ pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_
     let ReducerCut { warps, split } = cut;
     let marks = [mark(split > 1, "_split"), mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
-    let number =
-        [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_CLUSTER", CLUSTER), ("PA_WARPS", warps), ("PA_SPLIT", split)];
+    let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_WARPS", warps), ("PA_SPLIT", split)];
     Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
 }
 

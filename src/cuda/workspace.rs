@@ -13,7 +13,7 @@ use candle::{Result, bail};
 
 use super::launch::check;
 
-/// Scalars and plans that are kept at most, each.
+/// Scalars that are kept at most.
 const MOST: usize = 64;
 /// Room grows to a multiple of this.
 const STEP: usize = 1 << 20;
@@ -27,7 +27,6 @@ thread_local! {
 pub(super) struct Workspace {
     room: Option<Room>,
     scalars: HashMap<u32, CudaSlice<f32>>,
-    free_plans: HashMap<(usize, i32), CudaSlice<i32>>,
 }
 
 /// Scratch memory that a stream's calls use one after the other.
@@ -119,23 +118,6 @@ impl Workspace {
         // SAFETY: four bytes that are allocated.
         check(unsafe { sys::cuMemsetD32Async(at, value.to_bits(), 1, stream.cu_stream()) }, "cuMemsetD32Async of a scalar")?;
         Ok(at)
-    }
-
-    /// The plan of `rows` rows of one task each, of at most `tiles` tiles: its work records, then its reduce records. The same whatever the lengths.
-    pub fn free_plan(&mut self, rows: usize, tiles: i32, stream: &Arc<CudaStream>) -> Result<[u64; 2]> {
-        if !self.free_plans.contains_key(&(rows, tiles)) {
-            if is_capturing(stream)? {
-                bail!("paged-decode: its first call with these shapes is captured in a graph; make one before the capture")
-            }
-            if self.free_plans.len() >= MOST {
-                self.free_plans.clear();
-            }
-            let work = (0..rows as i32).flat_map(|row| [row, 0, tiles, 0]);
-            let records: Vec<i32> = work.chain((0..rows as i32).flat_map(|row| [row, 1])).collect();
-            self.free_plans.insert((rows, tiles), stream.clone_htod(&records).w()?);
-        }
-        let work = self.free_plans.get(&(rows, tiles)).map_or(0, |plan| address(plan, stream));
-        Ok([work, work + (rows * 16) as u64])
     }
 }
 

@@ -14,7 +14,7 @@ use super::specialize::WriteKey;
 use super::strides::{paged, paged_scale};
 use super::workspace::{self, Own, Workspace, is_capturing};
 use crate::cache::{
-    CacheDims, CacheLayout, KvDtype, LayerCache, LayerForm, ScaleForm, Side, check_apart, check_as_many, check_new_tokens, checked_slots,
+    CacheDims, CacheLayout, LayerCache, LayerForm, ScaleForm, Side, check_apart, check_as_many, check_new_tokens, checked_slots,
     last_writes,
 };
 use crate::gpu::args::{Paged, WriteArgs};
@@ -75,7 +75,7 @@ impl<'a> CacheWrite<'a> {
         for (side, name) in [(&form.key, "key_cache"), (&form.value, "value_cache")] {
             paged(name, side.cache.layout(), layout, side.strides)?;
         }
-        let scales = scale_mode(&form);
+        let scales = form.scale_mode();
         let CacheDims { page_size, head_dim, .. } = form.dims;
         let key = WriteKey { arch: gpu.arch.name, head_dim, page_size, dtype: k_meta.dtype, kv_dtype: form.dtype, scales, layout };
         let kernel = gpu.writer(&stream, key, v_meta.dtype, matches!(slots, Slots::Device(_)) && tokens > 1)?;
@@ -186,17 +186,6 @@ impl<'a> Slots<'a> {
         }
         Ok(Self::Device(slot_mapping))
     }
-}
-
-/// What the kernel does about scales: those of the side that has more of them.
-pub(super) fn scale_mode(form: &LayerForm<'_>) -> ScaleMode {
-    let mode = |side: &Side<'_>| match side.scale {
-        ScaleForm::Factor(1.0) if form.dtype != KvDtype::Fp8 => ScaleMode::None,
-        ScaleForm::Factor(_) | ScaleForm::OnDevice(_) => ScaleMode::Scalar,
-        ScaleForm::PerToken(_) => ScaleMode::PerToken,
-        ScaleForm::Block(_) => ScaleMode::Block,
-    };
-    mode(&form.key).max(mode(&form.value))
 }
 
 /// Strides between tokens and between heads.

@@ -20,7 +20,7 @@ pub(crate) fn contiguous_bytes<'a>((storage, layout): Operand<'a>) -> Result<Cow
 }
 
 /// The bytes of candle's CPU storage.
-pub(crate) fn storage_bytes(storage: &CpuStorage) -> Result<&[u8]> {
+fn storage_bytes(storage: &CpuStorage) -> Result<&[u8]> {
     Ok(match storage {
         CpuStorage::U8(values) => values,
         CpuStorage::U32(values) => as_bytes(values),
@@ -51,4 +51,24 @@ impl Plain for float8::F8E4M3 {}
 pub(crate) fn as_bytes<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: a `Plain` type has no padding, and any byte may be read as u8.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::{Device, Storage, Tensor, bail};
+
+    use super::*;
+
+    #[test]
+    fn elements_come_in_their_order_whatever_the_strides() -> Result<()> {
+        let numbers = Tensor::arange(0u32, 24, &Device::Cpu)?.reshape((4, 6))?;
+        for view in [numbers.narrow(0, 1, 2)?, numbers.narrow(1, 2, 3)?, numbers.t()?, numbers.narrow(0, 4, 0)?] {
+            let (storage, layout) = view.storage_and_layout();
+            let Storage::Cpu(storage) = &*storage else { bail!("not on the CPU") };
+            let bytes = contiguous_bytes((storage, layout))?;
+            let want: Vec<u8> = view.flatten_all()?.to_vec1::<u32>()?.into_iter().flat_map(u32::to_ne_bytes).collect();
+            assert_eq!((bytes.as_ref(), matches!(bytes, Cow::Borrowed(_))), (want.as_slice(), view.is_contiguous()));
+        }
+        Ok(())
+    }
 }

@@ -6,7 +6,6 @@ pub(crate) mod args;
 pub(crate) mod bytes;
 #[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod launch;
-#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) mod plan_shape;
 pub(crate) mod specialize;
 #[cfg(any(feature = "rocm", feature = "cuda"))]

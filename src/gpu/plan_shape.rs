@@ -2,6 +2,8 @@
 
 use candle::{Result, bail};
 
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+use super::args::PlanArgs;
 use crate::op::decide::row_blocks;
 use crate::op::shapes::Shapes;
 use crate::options::DecodeOptions;
@@ -78,7 +80,27 @@ impl PlanShape {
     }
 }
 
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+impl PlanShape {
+    /// What the planner is told: where lengths and query starts are, and where its work and reduce records go, of which there are `slots`.
+    pub(crate) fn planner_args(&self, [context_lens, query_start]: [u64; 2], [work, reduce]: [u64; 2], slots: usize) -> PlanArgs {
+        PlanArgs {
+            context_lens,
+            query_start,
+            work,
+            reduce,
+            rows: clamp(self.rows()),
+            heads_per_row: clamp(self.heads_per_row()),
+            query_len: clamp(self.query_len),
+            window: self.window.map_or(0, clamp),
+            capacity: clamp(slots),
+            max_partitions: self.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
 /// New tokens of the longest sequence of a call, as far as the host knows.
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) fn longest_query<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>) -> Result<usize> {
     match (&options.query_start, options.max_query_len) {
         (None, _) => Ok(shapes.rows.checked_div(shapes.batch).unwrap_or(0)),
@@ -89,6 +111,7 @@ pub(crate) fn longest_query<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>
 }
 
 /// A count as the kernels' 32-bit integers: every larger one means the same.
+#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) fn clamp(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }

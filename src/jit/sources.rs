@@ -51,6 +51,7 @@ pub(super) const NVIDIA: &[(&str, &str)] = embed! {
     "common/reduce.h",
     "common/write.h",
     "nvidia/args.h",
+    "nvidia/cluster.cuh",
     "nvidia/epilogue.cuh",
     "nvidia/gemm.cuh",
     "nvidia/helpers.cuh",

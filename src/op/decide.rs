@@ -51,12 +51,30 @@ impl Prepared {
 }
 
 /// Reads and checks lengths, query starts and every page id that will be read; gives the plan rows.
-pub(crate) fn check_tables(shapes: &Shapes, tables: &HostTables<'_>, window: Option<usize>) -> Result<Vec<Row>> {
+fn check_tables(shapes: &Shapes, tables: &HostTables<'_>, window: Option<usize>) -> Result<Vec<Row>> {
     let rows = host::rows(shapes, tables.context_lens, tables.query_start)?;
     let (storage, layout) = tables.block_tables.storage_and_layout();
     let table = host::page_table(shapes, cpu_storage("block_tables", &storage)?, layout)?;
     host::check_pages(shapes, &rows, &table, window)?;
     Ok(rows)
+}
+
+/// [`check_tables`] of a call that was decided without their contents, of a longest query of `query_len`, and of the plan that it was given.
+#[cfg(any(feature = "rocm", feature = "cuda"))]
+pub(crate) fn check_contents(
+    shapes: &Shapes,
+    tables: &HostTables<'_>,
+    call: &Call<'_>,
+    query_len: usize,
+    given: Option<Arc<HostPlan>>,
+    arch: &Arch,
+) -> Result<()> {
+    let rows = check_tables(shapes, tables, call.options.window)?;
+    let longest = longest(&rows);
+    if longest > query_len {
+        candle::bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
+    }
+    given.map_or(Ok(()), |plan| check_covers(&plan, &rows, call, arch))
 }
 
 /// The longest query of the batch.
@@ -85,7 +103,7 @@ fn plan(shapes: &Shapes, rows: &[Row], call: &Call<'_>, given: Option<Arc<HostPl
 }
 
 /// Refuses a plan that is not for these rows.
-pub(crate) fn check_covers(plan: &HostPlan, rows: &[Row], call: &Call<'_>, arch: &Arch) -> Result<()> {
+fn check_covers(plan: &HostPlan, rows: &[Row], call: &Call<'_>, arch: &Arch) -> Result<()> {
     with_request(rows, call, |request| plan.check_covers(&request, arch))
 }
 
@@ -136,7 +154,7 @@ pub(crate) fn problem(shapes: &Shapes, call: &Call<'_>, query_len: usize, tasks:
         plan_free: false,
         max_partitions: None,
         capacity: 0,
-        one_tile_tasks: false,
+        task_tiles: usize::MAX,
     };
     problem.with_tasks(tasks)
 }

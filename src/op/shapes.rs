@@ -46,7 +46,7 @@ impl Shapes {
     }
 
     /// Tokens that a row of the block table has room for.
-    #[cfg(any(feature = "rocm", feature = "cuda"))]
+    #[cfg(any(feature = "rocm", feature = "nvrtc"))]
     pub fn table_tokens(&self) -> usize {
         self.max_pages.saturating_mul(self.dims.page_size)
     }

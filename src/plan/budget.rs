@@ -16,7 +16,7 @@ const LONG_ROW: usize = 4096;
 /// Two a compute unit. On gfx950, a batch with more than one new token a row (MTP verify) pays for its query rows once a task, so it gets
 /// four a (row, KV head), but at least one and at most two a compute unit. On NVIDIA GPUs, whose shared memory one block fills, one a SM; but where
 /// (row, KV head) pairs alone are more than half the SMs, blocks that take turns even uneven rows out: two a SM, and four where there are
-/// more pairs than SMs and rows may attend 4096 tokens or more.
+/// more pairs than SMs and rows may attend 4096 tokens or more. Few pairs get no more than they may have tiles.
 pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let pairs = request.rows().saturating_mul(request.kv_heads);
     let each = |slots: usize| arch.compute_units.saturating_mul(slots);
@@ -28,8 +28,9 @@ pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     }
     let attended = request.max_context_len.into_iter().chain(request.window).min();
     let long = attended.is_none_or(|most| most >= LONG_ROW);
+    let tiles = request.max_context_len.map_or(usize::MAX, |most| most.div_ceil(arch.name.tile_tokens()).max(1));
     match pairs {
-        _ if pairs <= arch.compute_units / 2 => each(1),
+        _ if pairs <= arch.compute_units / 2 => each(1).min(pairs.saturating_mul(tiles)),
         _ if pairs <= arch.compute_units || !long => each(2),
         _ => each(4),
     }

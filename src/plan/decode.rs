@@ -13,6 +13,17 @@ pub struct DecodePlan {
     work_info: Tensor,
     reduce_info: Tensor,
     host: Option<Arc<HostPlan>>,
+    #[cfg_attr(not(feature = "nvrtc"), expect(dead_code, reason = "CUDA calls alone look at it"))]
+    limits: Limits,
+}
+
+/// What the plan was made for, and records that are written over its own keep to.
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(not(feature = "nvrtc"), expect(dead_code, reason = "CUDA calls alone look at them"))]
+struct Limits {
+    max_partitions: Option<usize>,
+    workgroup_budget: Option<usize>,
+    max_context_len: Option<usize>,
 }
 
 impl DecodePlan {
@@ -21,7 +32,9 @@ impl DecodePlan {
     /// # Errors
     /// What [`HostPlan::new`] refuses, or a failed copy.
     pub fn new(request: &PlanRequest<'_>, arch: &Arch, device: &Device) -> Result<Self> {
-        Self::from_host(HostPlan::new(request, arch)?, device)
+        let PlanRequest { max_partitions, workgroup_budget, max_context_len, .. } = *request;
+        let limits = Limits { max_partitions, workgroup_budget, max_context_len };
+        Ok(Self { limits, ..Self::from_host(HostPlan::new(request, arch)?, device)? })
     }
 
     /// Copies the records of `host` to `device`.
@@ -31,7 +44,7 @@ impl DecodePlan {
     pub fn from_host(host: HostPlan, device: &Device) -> Result<Self> {
         let work_info = Tensor::from_slice(host.work.as_flattened(), (host.work.len(), 4), device)?;
         let reduce_info = Tensor::from_slice(host.reduce.as_flattened(), (host.reduce.len(), 2), device)?;
-        Ok(Self { work_info, reduce_info, host: Some(Arc::new(host)) })
+        Ok(Self { work_info, reduce_info, host: Some(Arc::new(host)), limits: Limits::default() })
     }
 
     /// A plan whose records live in tensors: `work_info` I32 `[capacity, 4]` and `reduce_info` I32 `[rows, 2]`, as a device planner
@@ -48,7 +61,7 @@ impl DecodePlan {
         if !work_info.device().same_device(reduce_info.device()) {
             bail!("work_info is on {:?}, reduce_info on {:?}", work_info.device().location(), reduce_info.device().location())
         }
-        Ok(Self { work_info, reduce_info, host: None })
+        Ok(Self { work_info, reduce_info, host: None, limits: Limits::default() })
     }
 
     /// The plan for new lengths of the same batch, on the same device and in tensors of the same shapes: scratch sized from
@@ -91,8 +104,21 @@ impl DecodePlan {
         self.reduce_info.dims()[0]
     }
 
+    /// Whether it was made so that no row has several tasks.
+    #[cfg(feature = "nvrtc")]
+    pub(crate) fn is_one_task_a_row(&self) -> bool {
+        self.limits.max_partitions == Some(1)
+    }
+
+    /// Most tokens of a row, where the request said so and left open how rows are split.
+    #[cfg(feature = "nvrtc")]
+    pub(crate) fn most_tokens_split_freely(&self) -> Option<usize> {
+        let Limits { max_partitions, workgroup_budget, max_context_len } = self.limits;
+        max_context_len.filter(|_| max_partitions.is_none() && workgroup_budget.is_none())
+    }
+
     /// The host records, where they were made on the host: nothing is read back.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvrtc")]
     pub(crate) fn made_on_host(&self) -> Option<&Arc<HostPlan>> {
         self.host.as_ref()
     }

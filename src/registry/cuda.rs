@@ -24,11 +24,13 @@ pub struct CudaShape {
     pub chunk: usize,
     /// Products of four warps together that read shared memory themselves (`wgmma`).
     pub warpgroup: bool,
+    /// Blocks that share a task.
+    pub cluster: usize,
 }
 
 impl CudaShape {
     const fn of(row_warps: usize, groups: usize, stages: usize, chunk: usize) -> Self {
-        Self { row_warps, groups, stages, chunk, warpgroup: false }
+        Self { row_warps, groups, stages, chunk, warpgroup: false, cluster: 1 }
     }
 
     const fn warpgroups(groups: usize, stages: usize) -> Self {
@@ -50,7 +52,7 @@ impl CudaShape {
 
     /// Bytes of shared memory: the rings of the groups, or what they are merged through, whichever is more.
     fn shared_bytes(&self, p: &Problem) -> usize {
-        let Self { groups, stages, chunk, warpgroup, .. } = *self;
+        let Self { groups, stages, chunk, warpgroup, cluster, .. } = *self;
         let (fp8, rows, head_dim) = (p.kv_dtype == KvDtype::Fp8, self.rows(), p.head_dim);
         let scales = if p.scales == ScaleMode::PerToken { chunk * 4 } else { 0 };
         let stage = 2 * chunk * head_dim * if fp8 { 1 } else { 2 } + 2 * scales;
@@ -71,7 +73,9 @@ impl CudaShape {
             } else {
                 8
             };
-        let merge = (groups * rows * (row + 2) + if transposed { groups * 4 * rows } else { 0 }) * 4;
+        // What the cluster's blocks send this one: F32 of its share of the rows' eights of four channels, with what each is weighed by.
+        let sent = if cluster > 1 { cluster * (rows * head_dim / 32).div_ceil(cluster) * 8 * 6 } else { 0 };
+        let merge = (groups * rows * (row + 2) + sent + if transposed { groups * 4 * rows } else { 0 }) * 4;
         ring.max(merge)
     }
 }
@@ -84,14 +88,16 @@ impl CudaShape {
             (_, 1) => format!("1 group of {row_warps} warps"),
             _ => format!("{groups} groups of {row_warps} warps"),
         };
-        format!("{warps} on {stages} stages of {chunk} tokens")
+        let blocks = if self.cluster > 1 { format!(", {} blocks a task", self.cluster) } else { String::new() };
+        format!("{warps} on {stages} stages of {chunk} tokens{blocks}")
     }
 }
 
 impl fmt::Display for CudaShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { row_warps, groups, stages, chunk, warpgroup } = self;
-        write!(f, "{}{row_warps}x{groups}s{stages}c{chunk}", if *warpgroup { "wg" } else { "w" })
+        let Self { row_warps, groups, stages, chunk, warpgroup, cluster } = self;
+        write!(f, "{}{row_warps}x{groups}s{stages}c{chunk}", if *warpgroup { "wg" } else { "w" })?;
+        if *cluster > 1 { write!(f, "k{cluster}") } else { Ok(()) }
     }
 }
 
@@ -138,11 +144,40 @@ fn shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
     if rows > M_TILE_ROWS { shapes_of_many_rows(p, arch, rows) } else { decode_shapes(p, arch) }
 }
 
+/// Blocks that can share each of `tasks` tasks at a time, a power of two: those of a cluster run in one part of the GPU (132 SMs take 66 clusters of
+/// two, 30 of four, 15 of eight, 7 of sixteen).
+fn cluster_of(tasks: usize, arch: &Arch) -> usize {
+    let sms = arch.compute_units;
+    let room = [(16, sms * 6 / 7), (8, sms * 10 / 11), (4, sms * 10 / 11), (2, sms)];
+    let fits = |&(blocks, room): &(usize, usize)| tasks.saturating_mul(blocks) <= room && (blocks <= 8 || sms >= SMS_WITH_WIDE_CLUSTERS);
+    if arch.name == ArchName::Sm90 { room.into_iter().find(fits).map_or(1, |(blocks, _)| blocks) } else { 1 }
+}
+
+/// Every part of such a GPU has the 16 SMs of the largest clusters; of others eight are certain.
+const SMS_WITH_WIDE_CLUSTERS: usize = 132;
+
+/// Blocks that share a task of a call whose rows are not split, of `row_blocks` blocks of query rows: each has a tile at least.
+fn cluster(p: &Problem, arch: &Arch, row_blocks: usize) -> usize {
+    let blocks = if p.one_partition() { cluster_of(p.workgroups().saturating_mul(row_blocks), arch) } else { 1 };
+    std::iter::successors(Some(blocks), |&fewer| (fewer > 1).then_some(fewer / 2)).find(|&blocks| blocks <= p.task_tiles).unwrap_or(1)
+}
+
+/// Whether clusters of blocks walk the rows of `p`, of at most `tokens` tokens each, faster than tasks of them are merged by a second launch:
+/// few short rows of one matrix tile. `p` is plan-free.
+#[cfg(feature = "nvrtc")]
+pub(crate) fn walks_whole_rows(p: &Problem, tokens: usize, arch: &Arch) -> bool {
+    let (pairs, rows) = (p.workgroups(), p.query_len.saturating_mul(p.group()));
+    let most = (512 * cluster_of(pairs, arch)).min(2048);
+    let is_tile = misses_tensor_cores(p, arch).is_none() && rows <= M_TILE_ROWS;
+    is_tile && pairs <= arch.compute_units / 4 && (arch.name.tile_tokens() + 1..=most).contains(&tokens)
+}
+
 fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>, For) {
     let row_warps = if rows > 2 * M_TILE_ROWS { 4 } else { 2 };
-    let of = |(groups, stages, chunk)| CudaShape::of(row_warps, groups, stages, chunk);
+    let cluster = cluster(p, arch, rows.div_ceil(row_warps * M_TILE_ROWS));
+    let of = |(groups, stages, chunk)| CudaShape { cluster, ..CudaShape::of(row_warps, groups, stages, chunk) };
     let mut shapes = vec![];
-    let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128;
+    let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128 && cluster == 1;
     if by_warpgroup {
         // A third group is worth more than a third stage only where SMs have more than one task.
         let third_group = p.kv_dtype != KvDtype::Fp8 && p.workgroups() > arch.compute_units;
@@ -157,13 +192,21 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
 }
 
 fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
-    let of = |(groups, stages, chunk)| CudaShape::of(1, groups, stages, chunk);
     let sms = arch.compute_units;
     let fp8 = p.kv_dtype == KvDtype::Fp8;
-    let (best, why) = match p.workgroups() {
-        blocks if blocks > sms => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, For::ManyBlocks { blocks, sms }),
-        _ if p.one_tile_tasks => ((4, 3, 32), For::OneTile(arch.name.tile_tokens())),
-        _ => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, For::ABlockEach),
+    let cluster = cluster(p, arch, 1);
+    let of = |(groups, stages, chunk)| CudaShape { cluster, ..CudaShape::of(1, groups, stages, chunk) };
+    let blocks = p.workgroups();
+    let (best, why) = match (blocks, p.task_tiles) {
+        // In half of an SM's shared memory, so that the next call's blocks come up beside these; not where a block walks long.
+        (tasks, tiles) if cluster > 1 && tiles.div_ceil(cluster) <= 8 => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, For::Unsplit(tasks)),
+        (tasks, _) if cluster > 1 => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, For::Unsplit(tasks)),
+        _ if blocks > sms => (if fp8 { (4, 2, 32) } else { (4, 3, 16) }, For::ManyBlocks { blocks, sms, each: if fp8 { 3 } else { 2 } }),
+        // More than half of the shared memory again where two blocks on an SM would leave another one idle.
+        (_, 0..=1) if blocks <= sms / 2 => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, For::OneTile(arch.name.tile_tokens())),
+        (_, 0..=1) => (if fp8 { (4, 4, 32) } else { (4, 4, 16) }, For::OneTile(arch.name.tile_tokens())),
+        (_, 2..=16) if fp8 => ((4, 4, 32), For::ABlockEach),
+        _ => (if fp8 { (8, 2, 32) } else { (4, 2, 32) }, For::ABlockEach),
     };
     let smaller = [(4, 3, 32), (4, 3, 16), (4, 2, 32), (4, 2, 16), (2, 2, 16)];
     let shapes = [best].into_iter().chain(smaller).map(of).collect();
@@ -191,9 +234,18 @@ fn merges_tasks(p: &Problem) -> bool {
 /// What a cut is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum For {
-    Rows { rows: usize, by_warpgroup: bool },
-    ManyBlocks { blocks: usize, sms: usize },
+    Rows {
+        rows: usize,
+        by_warpgroup: bool,
+    },
+    /// `each`: blocks that an SM holds.
+    ManyBlocks {
+        blocks: usize,
+        sms: usize,
+        each: usize,
+    },
     OneTile(usize),
+    Unsplit(usize),
     ABlockEach,
 }
 
@@ -203,11 +255,12 @@ impl fmt::Display for For {
             Self::Rows { rows, by_warpgroup } => {
                 write!(f, "{}for {rows} query rows of a KV head", if by_warpgroup { "warpgroup products " } else { "" })
             }
-            Self::ManyBlocks { blocks, sms } => {
-                let turns = if blocks > sms.saturating_mul(2) { " in turns" } else { "" };
-                write!(f, "two blocks a SM for {blocks}{turns} on {sms} SMs")
+            Self::ManyBlocks { blocks, sms, each } => {
+                let turns = if blocks > sms.saturating_mul(each) { " in turns" } else { "" };
+                write!(f, "{each} blocks a SM for {blocks}{turns} on {sms} SMs")
             }
             Self::OneTile(tokens) => write!(f, "few warps for tasks of one tile, {tokens} tokens"),
+            Self::Unsplit(tasks) => write!(f, "for {tasks} tasks that are whole rows"),
             Self::ABlockEach => f.write_str("one block a SM"),
         }
     }
@@ -364,22 +417,81 @@ mod tests {
     #[test]
     fn decode_is_cut_by_blocks_and_tokens() {
         let sm90 = |p: Problem| cut(&p, Arch::sm90()).unwrap();
-        assert_eq!(sm90(nhd()), CudaShape::of(1, 4, 3, 32));
-        assert_eq!(sm90(fp8()), CudaShape::of(1, 8, 3, 32));
-        assert!(reason(&nhd()).ends_with("4 warps on 3 stages of 32 tokens, one block a SM; 132 slots, a reducer of 8 warps a row"));
-        // Two blocks share a SM's 228 KB, each with a KB more of its own.
+        let tiles = |p: Problem, task_tiles| Problem { task_tiles, ..p };
+        assert_eq!(sm90(nhd()), CudaShape::of(1, 4, 2, 32));
+        assert_eq!([sm90(tiles(fp8(), 17)), sm90(fp8())], [CudaShape::of(1, 8, 2, 32); 2]);
+        assert_eq!(sm90(tiles(fp8(), 16)), CudaShape::of(1, 4, 4, 32));
+        assert!(reason(&nhd()).ends_with("4 warps on 2 stages of 32 tokens, one block a SM; 132 slots, a reducer of 8 warps a row"));
+        // Blocks share a SM's 228 KB, each with a KB more of its own.
         let many = |p: Problem| Problem { batch: 128, capacity: 264, ..p };
-        for (p, shape) in [(many(nhd()), CudaShape::of(1, 4, 3, 16)), (many(fp8()), CudaShape::of(1, 4, 3, 32))] {
-            assert!(2 * (shape.shared_bytes(&p) + 1024) <= 228 << 10);
-            assert!(reason(&p).contains("two blocks a SM for 264 on 132 SMs; 264 slots, a reducer of 1 warp a row"), "{}", reason(&p));
+        for (p, shape, each) in [(many(nhd()), CudaShape::of(1, 4, 3, 16), 2), (many(fp8()), CudaShape::of(1, 4, 2, 32), 3)] {
+            assert!(each * (shape.shared_bytes(&p) + 1024) <= 228 << 10);
+            let said = format!("{each} blocks a SM for 264 on 132 SMs; 264 slots, a reducer of 1 warp a row");
+            assert!(reason(&p).contains(&said), "{}", reason(&p));
             assert_eq!(sm90(p), shape);
         }
-        assert!(reason(&Problem { capacity: 265, ..many(nhd()) }).contains("two blocks a SM for 265 in turns on 132 SMs; "));
-        // FP8's second four warps would have nothing of a tile.
-        let short = |p: Problem| Problem { one_tile_tasks: true, ..p };
-        assert_eq!(sm90(short(fp8())), CudaShape::of(1, 4, 3, 32));
-        assert!(reason(&short(nhd())).contains("few warps for tasks of one tile, 128 tokens"));
+        assert!(reason(&Problem { capacity: 265, ..many(nhd()) }).contains("2 blocks a SM for 265 in turns on 132 SMs; "));
+        // Blocks of few tasks leave room for the next call's, those of many none for each other.
+        for (capacity, p, shape) in [
+            (64, fp8(), CudaShape::of(1, 4, 3, 32)),
+            (64, nhd(), CudaShape::of(1, 4, 3, 16)),
+            (128, fp8(), CudaShape::of(1, 4, 4, 32)),
+            (128, nhd(), CudaShape::of(1, 4, 4, 16)),
+        ] {
+            let p = Problem { capacity, ..tiles(p, 1) };
+            assert_eq!((shape.shared_bytes(&p) + 1024) * 2 <= 228 << 10, capacity == 64);
+            assert!(reason(&p).contains("few warps for tasks of one tile, 128 tokens"));
+            assert_eq!(sm90(p), shape);
+        }
         assert_eq!(select(&nhd(), &Arch::sm90()).unwrap().key.tile_tokens, 128);
+    }
+
+    #[test]
+    fn clusters_walk_rows_that_are_not_split() {
+        let unsplit = |p: Problem, batch, task_tiles| Problem { batch, task_tiles, max_partitions: Some(1), ..p };
+        let of = |cluster, shape| CudaShape { cluster, ..shape };
+        for (p, shape) in [
+            (unsplit(fp8(), 64, 8), of(2, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(nhd(), 64, 8), of(2, CudaShape::of(1, 4, 3, 16))),
+            (unsplit(fp8(), 1, 235), of(16, CudaShape::of(1, 8, 3, 32))),
+            (unsplit(nhd(), 1, usize::MAX), of(16, CudaShape::of(1, 4, 3, 32))),
+            (Problem { query_len: 4, ..unsplit(fp8(), 1, 235) }, of(16, CudaShape::of(4, 2, 3, 32))),
+            // A tile a block at least; as many clusters as run at once; none where blocks fill the GPU.
+            (unsplit(fp8(), 1, 9), of(8, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 1, 1), CudaShape::of(1, 4, 3, 32)),
+            (unsplit(fp8(), 7, 90), of(16, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 15, 60), of(8, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 30, 30), of(4, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 67, 8), CudaShape::of(1, 4, 4, 32)),
+        ] {
+            assert_eq!(cut(&p, Arch::sm90()), Some(shape), "{p:?}");
+            assert!(shape.shared_bytes(&p) <= Arch::sm90().lds_bytes);
+            assert!(!select(&p, &Arch::sm90()).unwrap().needs_reducer());
+            assert_eq!(cut(&p, Arch::sm89()).unwrap().cluster, 1, "no clusters there");
+        }
+        let said = "tensor cores, 4 warps on 3 stages of 32 tokens, 2 blocks a task, for 64 tasks that are whole rows; no reducer";
+        assert_eq!(reason(&unsplit(fp8(), 64, 8)), said);
+        let fewer = Arch { compute_units: 114, ..Arch::sm90() };
+        assert_eq!(cut(&unsplit(fp8(), 1, 235), fewer).unwrap().cluster, 8);
+    }
+
+    #[test]
+    #[cfg(feature = "nvrtc")]
+    fn few_short_rows_are_walked_whole() {
+        let walked = |p: Problem, batch, tokens| walks_whole_rows(&Problem { batch, plan_free: true, ..p }, tokens, &Arch::sm90());
+        assert!(walked(fp8(), 1, 2048) && walked(nhd(), 4, 1024) && walked(fp8(), 33, 1024) && walked(fp8(), 16, 2048));
+        assert!(walked(Problem { kv_heads: 8, q_heads: 64, ..fp8() }, 1, 1024));
+        for (p, batch, tokens) in [
+            (fp8(), 1, 2049),
+            (fp8(), 1, 128),
+            (fp8(), 33, 1025),
+            (fp8(), 34, 1024),
+            (Problem { query_len: 2, ..fp8() }, 1, 1024),
+            (Problem { layout: CacheLayout::Vllm, ..fp8() }, 1, 1024),
+        ] {
+            assert!(!walked(p.clone(), batch, tokens), "{batch} rows of {tokens} tokens of {p:?}");
+        }
+        assert!(!walks_whole_rows(&Problem { plan_free: true, ..fp8() }, 1024, &Arch::sm89()));
     }
 
     #[test]

@@ -14,10 +14,10 @@ pub use arch::{Arch, ArchName, CpuIsa};
 pub use cuda::CudaShape;
 #[cfg(feature = "nvrtc")]
 pub use cuda::REDUCER_WARPS;
-#[cfg(feature = "nvrtc")]
-pub(crate) use cuda::block_rows;
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{reducer_warps, select_plain};
+pub(crate) use cuda::select_plain;
+#[cfg(feature = "nvrtc")]
+pub(crate) use cuda::{block_rows, reducer_warps, walks_whole_rows};
 pub use flags::{Flags, Missing};
 pub(crate) use problem::Tasks;
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};

@@ -75,8 +75,8 @@ pub struct Problem {
     pub max_partitions: Option<usize>,
     /// Slots of the plan.
     pub capacity: usize,
-    /// Every task of the plan is one tile at most; `false` where that is not known.
-    pub one_tile_tasks: bool,
+    /// Most tiles of any task of the plan; `usize::MAX` where that is not known.
+    pub task_tiles: usize,
     /// Leading kernel-argument dwords to preload into scalar registers where the arch can: 16 unless configured; 0 turns it off.
     pub kernarg_preload: usize,
 }
@@ -87,14 +87,14 @@ pub(crate) struct Tasks {
     pub slots: usize,
     /// No row has several.
     pub one_a_row: bool,
-    /// None is longer than a tile.
-    pub of_one_tile: bool,
+    /// Tiles of the longest; `usize::MAX` where that is not known.
+    pub most_tiles: usize,
 }
 
 impl Tasks {
     /// Of a plan whose records the host has.
     pub fn of(plan: &HostPlan) -> Self {
-        Self { slots: plan.capacity(), one_a_row: plan.is_one_task_a_row(), of_one_tile: plan.longest_task() <= 1 }
+        Self { slots: plan.capacity(), one_a_row: plan.is_one_task_a_row(), most_tiles: plan.longest_task() }
     }
 }
 
@@ -123,7 +123,7 @@ impl Default for Problem {
             plan_free: false,
             max_partitions: None,
             capacity: 1,
-            one_tile_tasks: false,
+            task_tiles: usize::MAX,
             kernarg_preload: 16,
         }
     }
@@ -136,8 +136,8 @@ impl Problem {
     }
 
     pub(crate) fn with_tasks(self, tasks: Tasks) -> Self {
-        let Tasks { slots, one_a_row, of_one_tile } = tasks;
-        Self { plan_free: one_a_row, max_partitions: None, capacity: slots, one_tile_tasks: of_one_tile, ..self }
+        let Tasks { slots, one_a_row, most_tiles } = tasks;
+        Self { plan_free: one_a_row, max_partitions: None, capacity: slots, task_tiles: most_tiles, ..self }
     }
 
     /// Query heads of one KV head. 0 where `q_heads < kv_heads` or there is no KV head.

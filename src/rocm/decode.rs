@@ -1,5 +1,7 @@
 //! Attention over tensors on an AMD GPU.
 
+use std::sync::Arc;
+
 use candle::{DType, Result, bail};
 
 use super::device::RocmDevice;
@@ -16,7 +18,7 @@ use crate::gpu::args::{PlanArgs, ReduceArgs, TileArgs};
 use crate::gpu::launch::LaunchShape;
 use crate::gpu::plan_shape::{PlanShape, clamp, longest_query};
 use crate::op::call::{Call, Described, options_meta};
-use crate::op::decide::{HostTables, check_covers, check_tables, longest, problem};
+use crate::op::decide::{HostTables, check_contents, problem};
 use crate::op::shapes::{Shapes, check_output};
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{PlannerBlock, TILE_TOKENS};
@@ -198,7 +200,7 @@ impl Decode {
             (PlanChoice::Default, Some(plan)) => Some(plan.planner(tensors.context_lens, options.query_start.as_ref())?),
             _ => None,
         };
-        let free = Tasks { slots: plan_shape.rows(), one_a_row: true, of_one_tile: false };
+        let free = Tasks { slots: plan_shape.rows(), one_a_row: true, most_tiles: usize::MAX };
         let tasks = plan.as_ref().map_or(free, RocmPlan::tasks);
         let selection = specialize::select(&problem(&shapes, &call, query_len, tasks, device.arch()), device.arch())?;
         let launches = Self::of(tensors, options, &Decided { shapes, query_len, selection }, plan.as_ref())?;
@@ -390,15 +392,11 @@ fn validate(tensors: &Tensors<'_>, options: &RocmOptions, call: &Call<'_>, shape
     let (block_tables, context_lens) = (tensors.block_tables.to_tensor()?, tensors.context_lens.to_tensor()?);
     let query_start = options.query_start.as_ref().map(RocmTensor::to_tensor).transpose()?;
     let tables = HostTables { block_tables: &block_tables, context_lens: &context_lens, query_start: query_start.as_ref() };
-    let rows = check_tables(shapes, &tables, call.options.window)?;
-    let longest = longest(&rows);
-    if longest > query_len {
-        bail!("max_query_len: {query_len}, but a sequence has {longest} new tokens")
-    }
-    if let PlanChoice::Given(plan) = &options.plan {
-        check_covers(&plan.host()?, &rows, call, arch)?;
-    }
-    Ok(())
+    let given = match &options.plan {
+        PlanChoice::Given(plan) => Some(Arc::new(plan.host()?)),
+        PlanChoice::Default | PlanChoice::Free => None,
+    };
+    check_contents(shapes, &tables, call, query_len, given, arch)
 }
 
 /// The LSE's address, once it is seen to be F32 `[rows, q_heads]`.

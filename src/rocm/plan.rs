@@ -11,7 +11,7 @@ use super::tensor::RocmTensor;
 use crate::gpu::args::PlanArgs;
 use crate::gpu::bytes::as_bytes;
 use crate::gpu::launch;
-use crate::gpu::plan_shape::{PlanShape, clamp};
+use crate::gpu::plan_shape::PlanShape;
 use crate::plan::{DecodePlan, HostPlan, PADDING, PlannerBlock, batch_bucket};
 use crate::registry::Tasks;
 
@@ -85,18 +85,8 @@ impl RocmPlan {
         if let Some(start) = query_start {
             check_integers("query_start", start, shape.batch + 1, device)?;
         }
-        let args = PlanArgs {
-            context_lens: context_lens.address(),
-            query_start: query_start.map_or(0, RocmTensor::address),
-            work: self.work.address(),
-            reduce: self.reduce.address(),
-            rows: rows as i32,
-            heads_per_row: shape.heads_per_row() as i32,
-            query_len: clamp(shape.query_len),
-            window: shape.window.map_or(0, clamp),
-            capacity: self.capacity() as i32,
-            max_partitions: shape.max_partitions.map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
-        };
+        let reads = [context_lens.address(), query_start.map_or(0, RocmTensor::address)];
+        let args = shape.planner_args(reads, [self.work.address(), self.reduce.address()], self.capacity());
         let id = KernelId::Plan { bucket: batch_bucket(rows), ragged: shape.ragged };
         let kernel = device.kernel_of(id, || specialize::plan(device.arch(), rows, shape.ragged))?;
         // SAFETY: the planner reads `rows` lengths (and starts) and writes as many reduce records and `capacity` work records.
@@ -121,7 +111,7 @@ impl RocmPlan {
     /// What the host knows of its tasks.
     pub(super) fn tasks(&self) -> Tasks {
         let one_a_row = self.shape.is_some_and(|shape| shape.max_partitions == Some(1));
-        Tasks { slots: self.capacity(), one_a_row, of_one_tile: false }
+        Tasks { slots: self.capacity(), one_a_row, most_tiles: usize::MAX }
     }
 
     /// Plan rows.

@@ -7,7 +7,7 @@ use candle::{DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType, b
 
 use super::device::RocmDevice;
 use super::storage::RocmStorage;
-use crate::gpu::bytes::storage_bytes;
+use crate::gpu::bytes::contiguous_bytes;
 use crate::op::call::{Described, Meta};
 
 /// A tensor on an AMD GPU: shared memory, a layout in elements and a dtype. Clones and views share the memory.
@@ -248,13 +248,9 @@ fn with_bytes<T>(tensor: &Tensor, f: impl FnOnce(&[u8]) -> Result<T>) -> Result<
     if !tensor.device().is_cpu() {
         bail!("rocm: only candle CPU tensors can be copied to an AMD GPU, got one on {:?}", tensor.device().location())
     }
-    let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { bail!("rocm: a CPU tensor without CPU storage") };
-    let bytes = storage_bytes(storage)?;
-    let size = tensor.dtype().size_in_bytes();
-    let (start, end) = layout.contiguous_offsets().unwrap_or((0, 0));
-    f(&bytes[start * size..end * size])
+    f(&contiguous_bytes((storage, layout))?)
 }
 
 /// The elements of `size` bytes in order of their indices, of memory that begins with the first.

@@ -118,7 +118,8 @@ fn classes_leave_out_pages_and_options() {
     let arch = Arch::sm90();
     let classes: Vec<String> = named::specializations(&arch).iter().map(class).collect();
     for class in [
-        "sm90 bf16 d128 w1x4s3c32",
+        "sm90 bf16 d128 w1x4s2c32",
+        "sm90 fp8 d128 w1x4s3c32k8",
         "sm90 fp8 d128 wg4x2s3c64",
         "sm90 fp8 d128 wg4x2s5c64",
         "sm90 reduce d128 w8 split",

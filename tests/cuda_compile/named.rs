@@ -44,9 +44,14 @@ fn problems(arch: &Arch) -> Vec<Problem> {
     let mut problems: Vec<Problem> = cases.iter().map(|spec| of_case(spec, arch)).collect();
     let workloads = families().unwrap().into_iter().flat_map(|family| family.workloads);
     problems.extend(workloads.map(|workload| of_workload(&workload, arch)));
+    // Few short rows are walked whole.
+    let whole = |p: &Problem| {
+        (p.batch <= 33 && p.query_len == 1).then(|| [8, 16].map(|task_tiles| Problem { plan_free: true, task_tiles, ..p.clone() }))
+    };
+    let whole: Vec<Problem> = problems.iter().filter_map(whole).flatten().collect();
     // With tables on the device it is not known that tasks are short.
-    let unknown: Vec<Problem> = problems.iter().map(|p| Problem { one_tile_tasks: false, ..p.clone() }).collect();
-    problems.extend(unknown);
+    let unknown: Vec<Problem> = problems.iter().map(|p| Problem { task_tiles: usize::MAX, ..p.clone() }).collect();
+    problems.extend(whole.into_iter().chain(unknown));
     let wide = Problem { layout: CacheLayout::Nhd, head_dim: 256, query_len: 4, capacity: 132, ..Problem::default() };
     for (kv_dtype, scales) in [(KvDtype::Bf16, ScaleMode::None), (KvDtype::F16, ScaleMode::None), (KvDtype::Fp8, ScaleMode::PerToken)] {
         problems.extend([wide.clone(), Problem { query_len: 1, ..wide.clone() }].map(|p| Problem { kv_dtype, scales, ..p }));
@@ -64,7 +69,7 @@ fn planned(p: Problem, lens: &[i32], query_lens: &[usize], budget: Option<usize>
         ..PlanRequest::new(lens, query_lens, heads)
     };
     let plan = if p.plan_free { HostPlan::free(&request, arch) } else { HostPlan::new(&request, arch).unwrap() };
-    Problem { capacity: plan.capacity(), one_tile_tasks: plan.longest_task() <= 1, ..p }
+    Problem { capacity: plan.capacity(), task_tiles: plan.longest_task(), ..p }
 }
 
 fn of_case(spec: &CaseSpec, arch: &Arch) -> Problem {

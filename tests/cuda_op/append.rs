@@ -1,12 +1,12 @@
 //! `AppendAndAttend` over a cache on the GPU.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{Batch, CacheConfig, CacheDims, CacheLayout, ExpectedCalls, KvDtype, PagePool, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, ExpectedCalls, KvDtype, PagedKvCache, Quantization};
 use candle_paged_attn::plan::{DecodePlan, PlanRequest};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, PlanChoice, cuda};
 use testkit::cases::{CaseSpec, Scales};
-use testkit::reference::floats;
-use testkit::step::{DIMS, Step, config};
+use testkit::contracts;
+use testkit::step::{Step, check_pools_steps, config, wrong_arguments};
 
 use crate::support::*;
 
@@ -47,15 +47,7 @@ fn an_error_changes_nothing() -> Result<()> {
     let q = step.q.to_device(&device)?;
     let held = || bits(&cache.layer(1).unwrap().key.to_device(cpu).unwrap());
     let before = held();
-    type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;
-    let wrong: Vec<(&str, Edit<'_>)> = vec![
-        ("layer", Box::new(|op| op.layer = 2)),
-        ("block_tables", Box::new(|op| op.block_tables = Tensor::new(&[[3i32, 7, 99], [9, -1, -1]], cpu).unwrap())),
-        ("context_lens", Box::new(|op| op.context_lens = Tensor::new(&[4000u32, 5], cpu).unwrap())),
-        ("slot_mapping", Box::new(|op| op.slot_mapping = Tensor::new(&[1i64, 2, 3, 12 * 16], cpu).unwrap())),
-        ("softcap", Box::new(|op| op.options.softcap = Some(-1.))),
-    ];
-    for (name, edit) in wrong {
+    for (name, edit) in wrong_arguments() {
         for tables in [Tables::Host, Tables::Device] {
             let mut op = op.clone();
             edit(&mut op);
@@ -82,46 +74,10 @@ fn an_error_changes_nothing() -> Result<()> {
     Ok(())
 }
 
-/// A pool's steps on the GPU and on the CPU: prompts of mixed lengths, a fork that writes into a shared page, decodes.
 #[test]
 fn a_pools_steps_are_the_cpus() -> Result<()> {
     let Some(device) = gpu("a_pools_steps_are_the_cpus") else { return Ok(()) };
-    let cpu = &Device::Cpu;
-    let config = CacheConfig { dims: CacheDims { pages: 40, ..DIMS }, ..config(KvDtype::Bf16, Quantization::None, Some(CacheLayout::Nhd)) };
-    let (here, there) = (PagedKvCache::new(config.clone(), &*device)?, PagedKvCache::new(config.clone(), cpu)?);
-    let mut pool = PagePool::new(config.dims.pages, config.dims.page_size)?;
-    let (a, b) = (pool.allocate(), pool.allocate());
-    let attend = |batches: [Batch; 2]| -> Result<()> {
-        let rows = batches[0].slot_mapping.dim(0)?;
-        let random = |heads| Tensor::randn(0f32, 1., (rows, heads, 64), cpu)?.to_dtype(DType::BF16);
-        let new = [random(8)?, random(2)?, random(2)?];
-        let [got, want] = [(&here, &batches[0], &*device), (&there, &batches[1], cpu)].map(|(cache, batch, place)| -> Result<Tensor> {
-            let [q, k, v] = [0, 1, 2].map(|i| new[i].to_device(place));
-            AppendAndAttend::new(cache, 1, batch)?.apply(&q?, &k?, &v?)?.to_device(cpu)
-        });
-        let (got, want) = (floats(&got?)?, floats(&want?)?);
-        let error: f64 = got.iter().zip(&want).map(|(g, w)| (g - w) * (g - w)).sum::<f64>().sqrt();
-        assert!(error <= 8e-3 * want.iter().map(|w| w * w).sum::<f64>().sqrt(), "{error}");
-        Ok(())
-    };
-    let batches = |pool: &PagePool, step: &[(candle_paged_attn::cache::SeqId, &candle_paged_attn::cache::Append)]| -> Result<[Batch; 2]> {
-        Ok([pool.batch(step, &device)?, pool.batch(step, cpu)?])
-    };
-    let prompts = [pool.append(a, &(0..37).collect::<Vec<_>>())?, pool.append(b, &(100..103).collect::<Vec<_>>())?];
-    attend(batches(&pool, &[(a, &prompts[0]), (b, &prompts[1])])?)?;
-    pool.commit(a)?;
-    pool.commit(b)?;
-    let fork = pool.fork(a)?;
-    for step in 0..3 {
-        let appends = [a, b, fork].map(|sequence| pool.append(sequence, &[step]).unwrap());
-        for append in &appends {
-            here.copy_pages(&append.copies)?;
-            there.copy_pages(&append.copies)?;
-        }
-        attend(batches(&pool, &[(fork, &appends[2]), (a, &appends[0]), (b, &appends[1])])?)?;
-        [a, b, fork].into_iter().try_for_each(|sequence| pool.commit(sequence))?;
-    }
-    Ok(())
+    check_pools_steps(Some(CacheLayout::Nhd), |config| PagedKvCache::new(config, &*device), &device)
 }
 
 /// The op's cases with their pages put into a cache on the GPU; no token is new.
@@ -129,17 +85,7 @@ fn a_pools_steps_are_the_cpus() -> Result<()> {
 fn the_op_s_cases_over_a_cache() -> Result<()> {
     let Some(device) = gpu("the_op_s_cases_over_a_cache") else { return Ok(()) };
     for (kv_dtype, scales) in forms().into_iter().chain([(KvDtype::Mxfp4, Scales::None)]) {
-        let base = CaseSpec { query_lens: vec![2], lens: vec![700, 0, 130], head_dim: 64, ..spec(kv_dtype, scales) };
-        let mut specs = vec![
-            CaseSpec { window: Some(100), ..base.clone() },
-            CaseSpec { per_head: true, sinks: true, softcap: Some(7.0), layout: CacheLayout::Hnd, ..base.clone() },
-            CaseSpec { query_lens: vec![1, 3, 70], ..base.clone() },
-            CaseSpec { plan_free: true, signed_tables: false, q_dtype: DType::F32, q_strided: true, ..base.clone() },
-        ];
-        if kv_dtype != KvDtype::Mxfp4 {
-            specs.push(CaseSpec { layout: CacheLayout::Vllm, max_partitions: Some(2), ..base });
-        }
-        for spec in specs {
+        for spec in contracts::over_a_cache(&CaseSpec { head_dim: 64, ..spec(kv_dtype, scales) }, CacheLayout::Hnd) {
             let case = spec.build()?;
             for tables in [Tables::Host, Tables::Device] {
                 let out = over_a_cache(&case, &device, tables)?;

@@ -2,11 +2,11 @@
 
 use candle::{DType, Device, IndexOp, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::plan::{DecodePlan, PlanRequest};
-use candle_paged_attn::{KvScale, PlanChoice, cuda, explain_call, merge_attention_states, paged_decode_into};
+use candle_paged_attn::{KvScale, cuda, explain_call, paged_decode_into};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
-use testkit::cases::{Case, CaseSpec, Poison, Scales};
+use testkit::cases::{Case, CaseSpec, Scales};
+use testkit::contracts;
 use testkit::random::{gpu_calls, stored};
 use testkit::reference::floats;
 
@@ -43,10 +43,9 @@ fn pages_larger_than_a_tile() {
 #[test]
 fn many_rows_are_split_over_blocks() {
     let Some(device) = gpu("many_rows_are_split_over_blocks") else { return };
-    let base = spec(KvDtype::Bf16, Scales::None);
-    check(&device, &CaseSpec { group: 16, kv_heads: 1, query_lens: vec![9], lens: vec![300, 20], ..base.clone() });
-    check(&device, &CaseSpec { group: 16, kv_heads: 1, query_lens: vec![70, 1], lens: vec![300, 400], ..base.clone() });
-    check(&device, &CaseSpec { group: 5, kv_heads: 2, query_lens: vec![0, 33, 1, 2], lens: vec![9, 300, 1, 259], per_head: true, ..base });
+    contracts::many_rows(&spec(KvDtype::Bf16, Scales::None)).iter().for_each(|spec| {
+        check(&device, spec);
+    });
 }
 
 #[test]
@@ -65,7 +64,8 @@ fn a_long_tail_behind_a_peak_is_not_lost() -> Result<()> {
     let Some(device) = gpu("a_long_tail_behind_a_peak_is_not_lost") else { return Ok(()) };
     for (kv_dtype, scales) in forms() {
         for (group, query_len) in [(4, 1), (16, 4)] {
-            let tail = CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![9000], ..spec(kv_dtype, scales) };
+            let tail =
+                CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![9000], ..spec(kv_dtype, scales) };
             for bits in [11.0, 13.0, 15.0] {
                 check_call(&device, &peaked(&tail, bits)?);
             }
@@ -154,38 +154,17 @@ fn check_isolated(device: &Device, spec: &CaseSpec, side: &str, token: usize, ow
 #[test]
 fn poison_never_changes_a_bit() -> Result<()> {
     let Some(device) = gpu("poison_never_changes_a_bit") else { return Ok(()) };
-    for (kv_dtype, scales) in forms().into_iter().chain([(KvDtype::F32, Scales::None)]) {
-        let spec = CaseSpec { lens: vec![1, 255, 0, 301], query_lens: vec![3], window: Some(100), ..spec(kv_dtype, scales) };
-        let nan = run(&on(&spec.build()?, &device, Tables::Host)?)?;
-        let infinity = run(&on(&CaseSpec { poison: Poison::Infinity, ..spec }.build()?, &device, Tables::Host)?)?;
-        assert_same!((bits(&nan.0), bits(&nan.1)), (bits(&infinity.0), bits(&infinity.1)), "{kv_dtype:?}");
-    }
-    Ok(())
+    let call = run_with(&device, Tables::Host);
+    let forms = forms().into_iter().chain([(KvDtype::F32, Scales::None)]);
+    forms.map(|(kv_dtype, scales)| spec(kv_dtype, scales)).try_for_each(|spec| contracts::poison_changes_nothing(&spec, &call))
 }
 
 #[test]
 fn empty_contexts_and_caches() -> Result<()> {
     let Some(device) = gpu("empty_contexts_and_caches") else { return Ok(()) };
     let base = spec(KvDtype::Bf16, Scales::None);
-    for max_partitions in [None, Some(1)] {
-        let spec = CaseSpec { lens: vec![0, -5, 9], sinks: max_partitions.is_none(), max_partitions, ..base.clone() };
-        let (out, lse) = run(&on(&spec.build()?, &device, Tables::Host)?)?;
-        assert!(floats(&out.narrow(0, 0, 2)?)?.iter().all(|v| *v == 0.0));
-        assert!(floats(&lse.narrow(0, 0, 2)?)?.iter().all(|v| *v == f64::NEG_INFINITY));
-        check(&device, &spec);
-    }
-    let empty = CaseSpec { lens: vec![], ..base.clone() }.build()?;
-    assert_eq!(run(&on(&empty, &device, Tables::Host)?)?.0.dims(), [0, 8, 128]);
-    // A cache without a page, and tables without a lane.
-    let mut none = CaseSpec { lens: vec![0, 0], ..base }.build()?;
-    for (pages, lanes) in [(0, 3), (2, 0)] {
-        none.key_cache = Tensor::zeros((pages, 16, 2, 128), DType::BF16, &Device::Cpu)?;
-        none.value_cache = none.key_cache.clone();
-        none.block_tables = Tensor::zeros((2, lanes), DType::U32, &Device::Cpu)?;
-        let (out, lse) = run(&on(&none, &device, Tables::Host)?)?;
-        assert!(floats(&out)?.iter().all(|v| *v == 0.0) && floats(&lse)?.iter().all(|v| *v == f64::NEG_INFINITY));
-    }
-    Ok(())
+    check(&device, &CaseSpec { lens: vec![0, -5, 9], ..base.clone() });
+    contracts::empty_contexts_give_zeros(&base, &run_with(&device, Tables::Host))
 }
 
 /// Four dims whose first two are rows of one stride are the same call, and so are others: q's and the output's.
@@ -241,40 +220,16 @@ fn strided_outputs_keep_what_is_between() -> Result<()> {
 #[test]
 fn merged_parts_equal_the_whole() -> Result<()> {
     let Some(device) = gpu("merged_parts_equal_the_whole") else { return Ok(()) };
-    let case = CaseSpec { lens: vec![300, 300], sinks: true, ..spec(KvDtype::Bf16, Scales::None) }.build()?;
-    let part = |from: usize, tokens: u32, sinks: bool| {
-        let mut part = case.clone();
-        part.block_tables = case.block_tables.narrow(1, from, case.block_tables.dim(1)? - from)?;
-        part.context_lens = Tensor::new(&[tokens, tokens], &Device::Cpu)?;
-        part.options.sinks = case.options.sinks.clone().filter(|_| sinks);
-        run(&on(&part, &device, Tables::Device)?)
-    };
-    let ((a, a_lse), (b, b_lse)) = (part(0, 128, false)?, part(8, 172, true)?);
-    let (merged, lse) = merge_attention_states(&[a, b], &[a_lse, b_lse])?;
-    case.expected()?.compare(&merged, Some(&lse), 8e-3, 2e-3)?;
-    Ok(())
+    contracts::merged_parts_are_the_whole(&spec(KvDtype::Bf16, Scales::None), &run_with(&device, Tables::Device))
 }
 
 #[test]
 fn plans_given_free_and_default_agree() -> Result<()> {
     let Some(device) = gpu("plans_given_free_and_default_agree") else { return Ok(()) };
-    let case = CaseSpec { lens: vec![3000, 0, 700], query_lens: vec![2], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
-    let lens = [3000, 0, 700];
-    let request = PlanRequest { max_partitions: Some(3), ..PlanRequest::new(&lens, &[2], 2) };
-    let plan = DecodePlan::new(&request, &cuda::arch_of(&device)?, &Device::Cpu)?;
-    for plan in [PlanChoice::Default, PlanChoice::Given(plan.clone()), PlanChoice::Free] {
-        for tables in [Tables::Host, Tables::Device] {
-            let mut call = on(&case, &device, tables)?;
-            call.options.plan = plan.clone();
-            let (out, lse) = run(&call)?;
-            case.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
-        }
-    }
-    let mut stale = on(&case, &device, Tables::Host)?;
-    stale.context_lens = Tensor::new(&[3000u32, 0, 300], &Device::Cpu)?;
-    stale.options.plan = PlanChoice::Given(plan);
-    refuses(run(&stale), &["plan row 2", "made for other lengths"]);
-    Ok(())
+    let (base, arch) = (spec(KvDtype::Bf16, Scales::None), cuda::arch_of(&device)?);
+    [Tables::Host, Tables::Device]
+        .into_iter()
+        .try_for_each(|tables| contracts::plans_agree(&base, &arch, tables == Tables::Host, &run_with(&device, tables)))
 }
 
 #[test]

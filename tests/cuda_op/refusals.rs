@@ -1,9 +1,10 @@
 //! Hostile input: every wrong argument is an error that names it, and the call after it works.
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::{KvScale, paged_decode_into};
+use candle_paged_attn::paged_decode_into;
 use testkit::cases::{Case, CaseSpec, Scales};
+use testkit::contracts;
 
 use crate::support::*;
 
@@ -18,28 +19,8 @@ fn wrong_arguments_are_named() -> Result<()> {
             refuses(on(&case, &device, tables).and_then(|case| run(&case)), fragments);
         }
     };
-    let cpu = &Device::Cpu;
-    let tensor = |data: &[u32]| Tensor::new(data, cpu).unwrap();
-    refused(&["q", "F64"], &|c| c.q = c.q.to_dtype(DType::F64).unwrap());
-    refused(&["q", "7", "2 KV heads"], &|c| c.q = c.q.narrow(1, 0, 7).unwrap());
-    refused(&["q", "head_dim 32", "64"], &|c| c.q = c.q.narrow(2, 0, 32).unwrap());
-    refused(&["q", "contiguous"], &|c| c.q = c.q.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap());
-    refused(&["q", "1 rows", "batch 2"], &|c| c.q = c.q.narrow(0, 0, 1).unwrap());
-    refused(&["value_cache", "F16", "BF16"], &|c| c.value_cache = c.value_cache.to_dtype(DType::F16).unwrap());
+    contracts::wrong_arguments().iter().for_each(|(fragments, edit)| refused(fragments, edit));
     refused(&["key_cache", "vllm", "5 dims"], &|c| c.options.layout = CacheLayout::Vllm);
-    refused(&["context_lens", "sequence 1", "5000"], &|c| c.context_lens = tensor(&[40, 5000]));
-    refused(&["context_lens", "[1]", "[2]"], &|c| c.context_lens = tensor(&[40]));
-    refused(&["context_lens", "I64"], &|c| c.context_lens = c.context_lens.to_dtype(DType::I64).unwrap());
-    let ids = Tensor::new(&[[0u32, 1, 2, 0], [0, 9000, 1, 2]], cpu)?;
-    refused(&["block_tables", "9000", "sequence 1", "column 1", "cache of"], &|c| c.block_tables = ids.clone());
-    let negative = Tensor::new(&[[0i32, 1, 2, 0], [0, 1, -1, 2]], cpu)?;
-    refused(&["block_tables", "-1", "sequence 1", "column 2"], &|c| c.block_tables = negative.clone());
-    refused(&["softmax_scale", "NaN"], &|c| c.options.softmax_scale = Some(f32::NAN));
-    refused(&["window", "0"], &|c| c.options.window = Some(0));
-    refused(&["max_partitions"], &|c| c.options.max_partitions = Some(0));
-    refused(&["sinks", "[8]", "[3]"], &|c| c.options.sinks = Some(Tensor::zeros(3, DType::F32, cpu).unwrap()));
-    refused(&["k_scale", "Bf16"], &|c| c.options.k_scale = KvScale::Scalar(2.0));
-    refused(&["query_start", "sequence 1", "3", "2"], &|c| c.options.query_start = Some(tensor(&[0, 3, 2])));
     let call = on(&case, &device, Tables::Device)?;
     let mut elsewhere = call.clone();
     elsewhere.key_cache = case.key_cache.clone();

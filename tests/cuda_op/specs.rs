@@ -3,6 +3,7 @@
 use candle::DType;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use testkit::cases::{CaseSpec, Poison, Scales};
+use testkit::contracts;
 
 /// What the tensor-core tile reads.
 pub fn forms() -> [(KvDtype, Scales); 5] {
@@ -70,20 +71,11 @@ pub fn sizes() -> Vec<CaseSpec> {
 pub fn options() -> Vec<CaseSpec> {
     let of = |(kv_dtype, scales)| {
         let base = CaseSpec { query_lens: vec![2], lens: vec![2700, 0, 130], ..spec(kv_dtype, scales) };
-        [
-            CaseSpec { window: Some(100), ..base.clone() },
-            CaseSpec { softcap: Some(3.0), ..base.clone() },
-            CaseSpec { sinks: true, ..base.clone() },
-            CaseSpec { per_head: true, window: Some(33), ..base.clone() },
-            CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
-            CaseSpec { plan_free: true, sinks: true, ..base.clone() },
-            CaseSpec { max_partitions: Some(1), ..base.clone() },
-            CaseSpec { max_partitions: Some(2), workgroup_budget: Some(1), ..base.clone() },
-            CaseSpec { query_lens: vec![1, 3, 5], window: Some(64), sinks: true, softcap: Some(20.0), ..base.clone() },
-            CaseSpec { q_dtype: DType::F16, signed_tables: false, ..base.clone() },
+        let more = [
             CaseSpec { q_strided: true, page_strided: true, poison: Poison::Infinity, ..base.clone() },
-            CaseSpec { q_factor: 32.0, ..base },
-        ]
+            CaseSpec { q_factor: 32.0, ..base.clone() },
+        ];
+        contracts::options(&base).into_iter().chain(more)
     };
     [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].into_iter().flat_map(of).collect()
 }

@@ -12,6 +12,7 @@ use candle_paged_attn::{AppendAndAttend, DecodeOptions, KvScale, paged_decode_wi
 pub use testkit::assert_same;
 pub use testkit::bits::{Bits, bits};
 use testkit::cases::{Case, CaseSpec};
+pub use testkit::contracts::refuses;
 
 pub use crate::specs::{forms, spec};
 
@@ -160,6 +161,11 @@ pub fn run(case: &Case) -> Result<(Tensor, Tensor)> {
     Ok((out.to_device(&Device::Cpu)?, lse.to_device(&Device::Cpu)?))
 }
 
+/// [`run`] of a case that is on the CPU, its tables where they are to be.
+pub fn run_with(device: &Device, tables: Tables) -> impl Fn(&Case) -> Result<(Tensor, Tensor)> {
+    move |case| run(&on(case, device, tables)?)
+}
+
 /// Relative L2 that a row of the output may be off by.
 pub fn tolerance(spec: &CaseSpec) -> f64 {
     match (spec.kv_dtype, spec.q_dtype) {
@@ -231,12 +237,4 @@ pub fn over_a_cache(case: &Case, device: &Device, tables: Tables) -> Result<Tens
         options: call.options,
     };
     op.apply(&call.q, &new, &new)?.to_device(&Device::Cpu)
-}
-
-/// Whether `result` is an error that names every fragment.
-#[track_caller]
-pub fn refuses<T>(result: Result<T>, fragments: &[&str]) {
-    let Err(error) = result else { panic!("no error, where one with {fragments:?} was due") };
-    let message = error.to_string();
-    fragments.iter().for_each(|fragment| assert!(message.contains(fragment), "{message:?} does not name {fragment:?}"));
 }

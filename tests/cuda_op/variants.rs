@@ -47,8 +47,10 @@ fn decode_tiles() {
     let one_row_warp = |cut: &CudaShape| cut.row_warps == 1;
     check_cut(&device, "decode", one_row_warp, &forms_of(&base));
     check_cut(&device, "decode of short rows", one_row_warp, &forms_of(&CaseSpec { lens: vec![100, 17], ..base.clone() })[..5]);
+    let unsplit = CaseSpec { max_partitions: Some(1), lens: vec![1300, 40], ..base.clone() };
+    check_cut(&device, "decode by clusters", |cut| cut.row_warps == 1 && cut.cluster > 1, &forms_of(&unsplit));
     let many = CaseSpec { kv_heads: 1, lens: (0..140).map(|i| 5 + i % 30).collect(), ..base.clone() };
-    check_cut(&device, "decode, two blocks an SM", one_row_warp, &forms_of(&many)[..5]);
+    check_cut(&device, "decode, blocks beside each other on an SM", one_row_warp, &forms_of(&many)[..5]);
     let ragged = CaseSpec { query_lens: vec![1, 3, 2], group: 2, ..base.clone() };
     check_cut(&device, "a few rows more", one_row_warp, &forms_of(&ragged));
     let wide = CaseSpec { head_dim: 256, ..base.clone() };
@@ -63,6 +65,8 @@ fn verify_tiles() {
     let base = CaseSpec { group: 16, query_lens: vec![4], lens: vec![300, 70], ..spec(KvDtype::Bf16, Scales::None) };
     let shared = |cut: &CudaShape| cut.row_warps > 1;
     check_cut(&device, "verify", shared, &forms_of(&base));
+    let unsplit = CaseSpec { max_partitions: Some(1), lens: vec![1300, 40], ..base.clone() };
+    check_cut(&device, "verify by clusters", |cut| cut.row_warps > 1 && cut.cluster > 1, &forms_of(&unsplit)[..5]);
     let many = CaseSpec { lens: (0..70).map(|i| 5 + i % 90).collect(), ..base.clone() };
     check_cut(&device, "verify, more blocks than SMs", shared, &forms_of(&many)[..5]);
     let ragged = CaseSpec { query_lens: vec![5, 1, 0], lens: vec![300, 200, 40], ..base.clone() };
@@ -97,7 +101,7 @@ fn reducers() {
     };
     // A few partial results a row, a dozen and many; of few rows and of more than half the SMs.
     for (spec, warps) in
-        [(of(40, 400, 4, 1), 1), (of(8, 1500, 4, 1), 4), (of(8, 1500, 16, 1), 4), (of(1, 5200, 4, 1), 8), (of(1, 5200, 16, 5), 8)]
+        [(of(40, 400, 4, 1), 1), (of(8, 2600, 4, 1), 4), (of(8, 2600, 16, 1), 4), (of(1, 5200, 4, 1), 8), (of(1, 5200, 16, 5), 8)]
     {
         let selection = check_on_device(&device, &spec).unwrap_or_else(|e| panic!("{spec:?}: {e}"));
         let wanted = format!("a reducer of {warps} warp");

@@ -1,11 +1,12 @@
 //! `AppendAndAttend` over a cache on the device.
 
-use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{Batch, CacheConfig, CacheDims, CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization};
-use candle_paged_attn::{AppendAndAttend, paged_decode};
+use candle::{Device, Result, Tensor};
+use candle_paged_attn::cache::{CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::paged_decode;
 use testkit::cases::{CaseSpec, Scales};
+use testkit::contracts;
 use testkit::reference::floats;
-use testkit::step::{DIMS, Step, config};
+use testkit::step::{Step, check_pools_steps, config, wrong_arguments};
 
 use crate::support::*;
 
@@ -60,79 +61,29 @@ fn an_error_changes_nothing() -> Result<()> {
     let (op, k, v) = step.prefill(&cache, &Device::Cpu)?;
     let held = |cache: &PagedKvCache| bits(&cache.rocm_layer(1).unwrap().key.to_tensor().unwrap());
     let (before, counts) = (held(&cache), work(&own));
-    let cpu = &Device::Cpu;
-    type Edit<'a> = Box<dyn Fn(&mut AppendAndAttend<'_>) + 'a>;
-    let wrong: Vec<(&str, Edit<'_>)> = vec![
-        ("layer", Box::new(|op| op.layer = 2)),
-        ("block_tables", Box::new(|op| op.block_tables = Tensor::new(&[[3i32, 7, 99], [9, -1, -1]], cpu).unwrap())),
-        ("context_lens", Box::new(|op| op.context_lens = Tensor::new(&[4000u32, 5], cpu).unwrap())),
-        ("slot_mapping", Box::new(|op| op.slot_mapping = Tensor::new(&[1i64, 2, 3, 12 * 16], cpu).unwrap())),
-        ("softcap", Box::new(|op| op.options.softcap = Some(-1.))),
-    ];
     let after = work(&own);
-    for (name, edit) in wrong {
+    for (name, edit) in wrong_arguments() {
         let mut op = op.clone();
         edit(&mut op);
-        let message = op.apply(&step.q, &k, &v).expect_err(name).to_string();
-        assert!(message.contains(name), "{message:?} does not name {name}");
+        refuses(op.apply(&step.q, &k, &v), &[name]);
     }
-    let message = op.apply(&step.q, &k.narrow(0, 0, 3)?, &v.narrow(0, 0, 3)?).unwrap_err().to_string();
-    assert!(message.contains("k:") && message.contains("4 rows"), "{message}");
+    refuses(op.apply(&step.q, &k.narrow(0, 0, 3)?, &v.narrow(0, 0, 3)?), &["k:", "4 rows"]);
     assert_eq!((counts, work(&own)), (after, after));
     assert_same!(held(&cache), before);
     Ok(())
 }
 
-/// A pool's steps on the device and on the CPU: prompts of mixed lengths, a fork that writes into a shared page, decodes.
 #[test]
 fn a_pools_steps_are_the_cpus() -> Result<()> {
-    let cpu = &Device::Cpu;
-    let config = CacheConfig { dims: CacheDims { pages: 40, ..DIMS }, ..config(KvDtype::Bf16, Quantization::None, None) };
-    let (here, there) = (PagedKvCache::new(config.clone(), device())?, PagedKvCache::new(config.clone(), cpu)?);
-    let mut pool = PagePool::new(config.dims.pages, config.dims.page_size)?;
-    let (a, b) = (pool.allocate(), pool.allocate());
-    let attend = |batch: &Batch| -> Result<()> {
-        let rows = batch.slot_mapping.dim(0)?;
-        let random = |heads| Tensor::randn(0f32, 1., (rows, heads, 64), cpu)?.to_dtype(DType::BF16);
-        let (q, k, v) = (random(8)?, random(2)?, random(2)?);
-        let [got, want] = [&here, &there].map(|cache| AppendAndAttend::new(cache, 1, batch)?.apply(&q, &k, &v));
-        let (got, want) = (floats(&got?)?, floats(&want?)?);
-        let error: f64 = got.iter().zip(&want).map(|(g, w)| (g - w) * (g - w)).sum::<f64>().sqrt();
-        assert!(error <= 8e-3 * want.iter().map(|w| w * w).sum::<f64>().sqrt(), "{error}");
-        Ok(())
-    };
-    let prompts = [pool.append(a, &(0..37).collect::<Vec<_>>())?, pool.append(b, &(100..103).collect::<Vec<_>>())?];
-    attend(&pool.batch(&[(a, &prompts[0]), (b, &prompts[1])], cpu)?)?;
-    pool.commit(a)?;
-    pool.commit(b)?;
-    let fork = pool.fork(a)?;
-    for step in 0..3 {
-        let appends = [a, b, fork].map(|sequence| pool.append(sequence, &[step]).unwrap());
-        for append in &appends {
-            here.copy_pages(&append.copies)?;
-            there.copy_pages(&append.copies)?;
-        }
-        attend(&pool.batch(&[(fork, &appends[2]), (a, &appends[0]), (b, &appends[1])], cpu)?)?;
-        [a, b, fork].into_iter().try_for_each(|sequence| pool.commit(sequence))?;
-    }
-    Ok(())
+    check_pools_steps(None, |config| PagedKvCache::new(config, device()), &Device::Cpu)
 }
 
 /// The op's cases with their pages put into a cache on the device; no token is new.
 #[test]
 fn the_op_s_cases_over_a_cache() -> Result<()> {
     for (kv_dtype, scales) in forms() {
-        let base = CaseSpec { query_lens: vec![2], lens: vec![700, 0, 130], ..spec(kv_dtype, scales) };
-        let mut specs = vec![
-            CaseSpec { window: Some(100), ..base.clone() },
-            CaseSpec { per_head: true, sinks: true, softcap: Some(7.0), ..base.clone() },
-            CaseSpec { query_lens: vec![1, 3, 70], ..base.clone() },
-            CaseSpec { plan_free: true, signed_tables: false, q_dtype: DType::F32, q_strided: true, ..base.clone() },
-        ];
-        if kv_dtype != KvDtype::Mxfp4 {
-            specs.push(CaseSpec { layout: CacheLayout::Vllm, max_partitions: Some(2), ..base });
-        }
-        for spec in specs {
+        let base = spec(kv_dtype, scales);
+        for spec in contracts::over_a_cache(&base, base.layout) {
             let case = spec.build()?;
             let out = over_a_cache(&case, device())?;
             compare(&case, &out, None).unwrap_or_else(|e| panic!("{spec:?}: {e}"));

@@ -2,10 +2,9 @@
 
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::plan::{DecodePlan, PlanRequest};
-use candle_paged_attn::rocm;
-use candle_paged_attn::{KvScale, PlanChoice, merge_attention_states};
-use testkit::cases::{Case, CaseSpec, Poison, Scales};
+use candle_paged_attn::{KvScale, rocm};
+use testkit::cases::{Case, CaseSpec, Scales};
+use testkit::contracts;
 use testkit::reference::floats;
 
 use crate::support::*;
@@ -49,10 +48,9 @@ fn pages_larger_than_a_tile() {
 
 #[test]
 fn many_rows_are_split_over_workgroups() {
-    let base = spec(KvDtype::Bf16, Scales::None);
-    check(&CaseSpec { group: 16, kv_heads: 1, query_lens: vec![9], lens: vec![300, 20], ..base.clone() });
-    check(&CaseSpec { group: 16, kv_heads: 1, query_lens: vec![70, 1], lens: vec![300, 400], ..base.clone() });
-    check(&CaseSpec { group: 5, kv_heads: 2, query_lens: vec![0, 33, 1, 2], lens: vec![9, 300, 1, 259], per_head: true, ..base });
+    contracts::many_rows(&spec(KvDtype::Bf16, Scales::None)).iter().for_each(|spec| {
+        check(spec);
+    });
 }
 
 #[test]
@@ -69,20 +67,10 @@ fn every_option_in_every_form() {
     for (kv_dtype, scales) in forms() {
         let base = CaseSpec { query_lens: vec![2], lens: vec![700, 0, 130], ..spec(kv_dtype, scales) };
         let specs = [
-            CaseSpec { window: Some(100), ..base.clone() },
-            CaseSpec { softcap: Some(3.0), ..base.clone() },
-            CaseSpec { sinks: true, ..base.clone() },
-            CaseSpec { per_head: true, window: Some(33), ..base.clone() },
-            CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
             CaseSpec { plan_free: true, ..base.clone() },
-            CaseSpec { plan_free: true, sinks: true, ..base.clone() },
-            CaseSpec { max_partitions: Some(1), ..base.clone() },
-            CaseSpec { max_partitions: Some(2), workgroup_budget: Some(1), ..base.clone() },
-            CaseSpec { query_lens: vec![1, 3, 5], window: Some(64), sinks: true, softcap: Some(20.0), ..base.clone() },
-            CaseSpec { q_dtype: DType::F16, signed_tables: false, ..base.clone() },
             CaseSpec { q_dtype: DType::F32, q_strided: true, page_strided: true, ..base.clone() },
         ];
-        specs.iter().for_each(|spec| {
+        specs.iter().chain(&contracts::options(&base)).for_each(|spec| {
             check(spec);
         });
     }
@@ -94,8 +82,7 @@ fn scales_of_one_side_and_in_a_tensor() -> Result<()> {
     // K has a scale per token, V one for the cache.
     let mut case = CaseSpec { lens: vec![300, 40], ..spec(KvDtype::Fp8, Scales::PerToken) }.build()?;
     case.options.v_scale = KvScale::Scalar(0.75);
-    let message = run(&case).unwrap_err().to_string();
-    assert!(message.contains("v_scale") && message.contains("per token"), "{message}");
+    refuses(run(&case), &["v_scale", "per token"]);
     Ok(())
 }
 
@@ -120,14 +107,7 @@ fn nan_in_a_later_querys_token_stays_out_of_the_earlier_ones() -> Result<()> {
 
 #[test]
 fn poison_never_changes_a_bit() -> Result<()> {
-    for (kv_dtype, scales) in forms() {
-        let spec = CaseSpec { lens: vec![1, 255, 0, 301], query_lens: vec![3], window: Some(100), ..spec(kv_dtype, scales) };
-        let nan = run(&spec.build()?)?;
-        let inf = run(&CaseSpec { poison: Poison::Infinity, ..spec }.build()?)?;
-        assert_same!(bits(&nan.0), bits(&inf.0), "{kv_dtype:?}");
-        assert_same!(bits(&nan.1), bits(&inf.1), "{kv_dtype:?}");
-    }
-    Ok(())
+    forms().into_iter().try_for_each(|(kv_dtype, scales)| contracts::poison_changes_nothing(&spec(kv_dtype, scales), &run))
 }
 
 #[test]
@@ -140,26 +120,7 @@ fn runs_are_bit_identical() -> Result<()> {
 
 #[test]
 fn empty_contexts_and_batches() -> Result<()> {
-    let base = spec(KvDtype::Bf16, Scales::None);
-    for max_partitions in [None, Some(1)] {
-        let spec = CaseSpec { lens: vec![0, -5, 9], sinks: max_partitions.is_none(), max_partitions, ..base.clone() };
-        let (out, lse) = run(&spec.build()?)?;
-        assert!(floats(&out.narrow(0, 0, 2)?)?.iter().all(|v| *v == 0.0));
-        assert!(floats(&lse.narrow(0, 0, 2)?)?.iter().all(|v| *v == f64::NEG_INFINITY));
-        check(&spec);
-    }
-    let empty = CaseSpec { lens: vec![], ..base.clone() }.build()?;
-    assert_eq!(run(&empty)?.0.dims(), [0, 8, 64]);
-    // A cache without a page, and tables without a lane.
-    let mut none = CaseSpec { lens: vec![0, 0], ..base }.build()?;
-    for (pages, lanes) in [(0, 3), (2, 0)] {
-        none.key_cache = Tensor::zeros((pages, 2, 8, 16, 8), DType::BF16, &Device::Cpu)?;
-        none.value_cache = Tensor::zeros((pages, 2, 2, 64, 8), DType::BF16, &Device::Cpu)?;
-        none.block_tables = Tensor::zeros((2, lanes), DType::U32, &Device::Cpu)?;
-        let (out, lse) = run(&none)?;
-        assert!(floats(&out)?.iter().all(|v| *v == 0.0) && floats(&lse)?.iter().all(|v| *v == f64::NEG_INFINITY));
-    }
-    Ok(())
+    contracts::empty_contexts_give_zeros(&spec(KvDtype::Bf16, Scales::None), &run)
 }
 
 #[test]
@@ -180,38 +141,12 @@ fn four_dimensional_queries_of_any_strides() -> Result<()> {
 
 #[test]
 fn merged_parts_equal_the_whole() -> Result<()> {
-    let case = CaseSpec { lens: vec![300, 300], sinks: true, ..spec(KvDtype::Bf16, Scales::None) }.build()?;
-    let part = |from: usize, tokens: u32, sinks: bool| {
-        let mut part = case.clone();
-        part.block_tables = case.block_tables.narrow(1, from, case.block_tables.dim(1)? - from)?;
-        part.context_lens = Tensor::new(&[tokens, tokens], &Device::Cpu)?;
-        part.options.sinks = case.options.sinks.clone().filter(|_| sinks);
-        run(&part)
-    };
-    let ((a, a_lse), (b, b_lse)) = (part(0, 128, false)?, part(8, 172, true)?);
-    let (merged, lse) = merge_attention_states(&[a, b], &[a_lse, b_lse])?;
-    case.expected()?.compare(&merged, Some(&lse), 8e-3, 2e-3)?;
-    Ok(())
+    contracts::merged_parts_are_the_whole(&spec(KvDtype::Bf16, Scales::None), &run)
 }
 
 #[test]
 fn plans_given_free_and_default_agree() -> Result<()> {
-    let case = CaseSpec { lens: vec![3000, 0, 700], query_lens: vec![2], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
-    let lens = [3000, 0, 700];
-    let request = PlanRequest { max_partitions: Some(3), ..PlanRequest::new(&lens, &[2], 2) };
-    let plan = DecodePlan::new(&request, device().arch(), &Device::Cpu)?;
-    for plan in [PlanChoice::Default, PlanChoice::Given(plan.clone()), PlanChoice::Free] {
-        let mut case = case.clone();
-        case.options.plan = plan;
-        let (out, lse) = run(&case)?;
-        case.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
-    }
-    let mut stale = case.clone();
-    stale.context_lens = Tensor::new(&[3000u32, 0, 300], &Device::Cpu)?;
-    stale.options.plan = PlanChoice::Given(plan);
-    let message = run(&stale).unwrap_err().to_string();
-    assert!(message.contains("plan row 2") && message.contains("made for other lengths"), "{message}");
-    Ok(())
+    contracts::plans_agree(&spec(KvDtype::Bf16, Scales::None), device().arch(), true, &run)
 }
 
 #[test]
@@ -227,46 +162,26 @@ fn a_call_explains_itself() -> Result<()> {
 #[test]
 fn wrong_arguments_are_named_and_nothing_is_launched() -> Result<()> {
     let case = CaseSpec { lens: vec![40, 50], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
-    let cpu = &Device::Cpu;
     let device = fresh_device();
-    let refuses = |fragments: &[&str], edit: &dyn Fn(&mut Case)| {
+    let refused = |fragments: &[&str], edit: &dyn Fn(&mut Case)| {
         let mut case = case.clone();
         edit(&mut case);
         let before = work(&device);
-        let message = run_on(&device, &case).expect_err("the call should have been refused").to_string();
-        assert_eq!(work(&device), before, "{message}");
-        for fragment in fragments {
-            assert!(message.contains(fragment), "{message:?} does not name {fragment:?}");
-        }
+        refuses(run_on(&device, &case), fragments);
+        assert_eq!(work(&device), before, "{fragments:?}");
     };
-    let tensor = |data: &[u32]| Tensor::new(data, cpu).unwrap();
-    refuses(&["q", "F64"], &|c| c.q = c.q.to_dtype(DType::F64).unwrap());
-    refuses(&["q", "7", "2 KV heads"], &|c| c.q = c.q.narrow(1, 0, 7).unwrap());
-    refuses(&["q", "head_dim 32", "64"], &|c| c.q = c.q.narrow(2, 0, 32).unwrap());
-    refuses(&["q", "contiguous"], &|c| c.q = c.q.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap());
-    refuses(&["q", "1 rows", "batch 2"], &|c| c.q = c.q.narrow(0, 0, 1).unwrap());
-    refuses(&["value_cache", "F16", "BF16"], &|c| c.value_cache = c.value_cache.to_dtype(DType::F16).unwrap());
-    refuses(&["key_cache", "nhd", "4 dims"], &|c| c.options.layout = CacheLayout::Nhd);
-    refuses(&["context_lens", "sequence 1", "5000"], &|c| c.context_lens = tensor(&[40, 5000]));
-    refuses(&["context_lens", "[1]", "[2]"], &|c| c.context_lens = tensor(&[40]));
-    refuses(&["context_lens", "I64"], &|c| c.context_lens = c.context_lens.to_dtype(DType::I64).unwrap());
-    let ids = Tensor::new(&[[0u32, 1, 2, 0], [0, 9000, 1, 2]], cpu)?;
-    refuses(&["block_tables", "9000", "sequence 1", "column 1", "cache of"], &|c| c.block_tables = ids.clone());
-    refuses(&["softmax_scale", "NaN"], &|c| c.options.softmax_scale = Some(f32::NAN));
-    refuses(&["window", "0"], &|c| c.options.window = Some(0));
-    refuses(&["sinks", "[8]", "[3]"], &|c| c.options.sinks = Some(Tensor::zeros(3, DType::F32, cpu).unwrap()));
-    refuses(&["k_scale", "Bf16"], &|c| c.options.k_scale = KvScale::Scalar(2.0));
-    refuses(&["query_start", "sequence 1", "3", "2"], &|c| c.options.query_start = Some(tensor(&[0, 3, 2])));
+    contracts::wrong_arguments().iter().for_each(|(fragments, edit)| refused(fragments, edit));
+    refused(&["key_cache", "nhd", "4 dims"], &|c| c.options.layout = CacheLayout::Nhd);
     // What these GPUs have no kernel for.
     let f32_cache = CaseSpec { kv_dtype: KvDtype::F32, ..case.spec.clone() }.build()?;
-    refuses(&["key_cache", "F32", "BF16"], &|c| *c = f32_cache.clone());
+    refused(&["key_cache", "F32", "BF16"], &|c| *c = f32_cache.clone());
     let nhd = CaseSpec { layout: CacheLayout::Nhd, ..case.spec.clone() }.build()?;
-    refuses(&["layout", "shuffled", "nhd"], &|c| *c = nhd.clone());
+    refused(&["layout", "shuffled", "nhd"], &|c| *c = nhd.clone());
     let narrow = CaseSpec { head_dim: 96, ..case.spec.clone() }.build()?;
-    refuses(&["head_dim", "96"], &|c| *c = narrow.clone());
+    refused(&["head_dim", "96"], &|c| *c = narrow.clone());
     if !is_gfx950() {
         let mxfp4 = spec(KvDtype::Mxfp4, Scales::None).build()?;
-        refuses(&["key_cache", "MXFP4", "gfx950"], &|c| *c = mxfp4.clone());
+        refused(&["key_cache", "MXFP4", "gfx950"], &|c| *c = mxfp4.clone());
     }
     run_on(&device, &case)?;
     Ok(())

@@ -12,6 +12,7 @@ use once_cell::sync::Lazy;
 pub use testkit::assert_same;
 pub use testkit::bits::bits;
 use testkit::cases::{Case, CaseSpec, Scales};
+pub use testkit::contracts::refuses;
 use testkit::quantized::{self, Fp8};
 
 static DEVICE: Lazy<RocmDevice> = Lazy::new(|| RocmDevice::new(0).unwrap());
@@ -256,12 +257,4 @@ impl OnDevice {
             workgroup_budget: spec.workgroup_budget,
         }
     }
-}
-
-/// Whether `result` is an error that names every fragment.
-#[track_caller]
-pub fn refuses<T>(result: Result<T>, fragments: &[&str]) {
-    let Err(error) = result else { panic!("no error, where one with {fragments:?} was due") };
-    let message = error.to_string();
-    fragments.iter().for_each(|fragment| assert!(message.contains(fragment), "{message:?} does not name {fragment:?}"));
 }

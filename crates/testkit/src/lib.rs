@@ -3,6 +3,7 @@
 pub mod arguments;
 pub mod bits;
 pub mod cases;
+pub mod contracts;
 pub mod errors;
 mod mersenne;
 pub mod peers;

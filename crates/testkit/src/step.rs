@@ -1,7 +1,7 @@
 //! A decode step of two sequences over any cache of [`DIMS`]: prompts that are written first, then two new tokens each.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::cache::{Append, CacheConfig, CacheDims, CacheLayout, KvDtype, PagePool, PagedKvCache, Quantization, SeqId};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions};
 
 use crate::assert_same;
@@ -87,6 +87,61 @@ impl Step {
         assert_same!(bits(&values), bits(&self.v.narrow(0, 0, 40)?), "{what}");
         Ok(())
     }
+}
+
+/// Makes an argument of an op wrong.
+pub type Edit = fn(&mut AppendAndAttend<'_>);
+
+/// Edits after which [`Step`]'s op is refused, and what each error names.
+pub fn wrong_arguments() -> [(&'static str, Edit); 5] {
+    fn tensor<T: candle::WithDType>(rows: &[T], columns: usize) -> Tensor {
+        Tensor::from_slice(rows, (rows.len() / columns, columns), &Device::Cpu).unwrap()
+    }
+    [
+        ("layer", |op| op.layer = 2),
+        ("block_tables", |op| op.block_tables = tensor(&[3i32, 7, 99, 9, -1, -1], 3)),
+        ("context_lens", |op| op.context_lens = tensor(&[4000u32, 5], 2).squeeze(0).unwrap()),
+        ("slot_mapping", |op| op.slot_mapping = tensor(&[1i64, 2, 3, 12 * 16], 4).squeeze(0).unwrap()),
+        ("softcap", |op| op.options.softcap = Some(-1.)),
+    ]
+}
+
+/// Panics unless a pool's steps over a cache on a device are those over one on the CPU: prompts of mixed lengths, a fork that writes into a shared page,
+/// decodes. `make` makes the cache, `device` has the tensors of its steps.
+pub fn check_pools_steps(layout: Option<CacheLayout>, make: impl Fn(CacheConfig) -> Result<PagedKvCache>, device: &Device) -> Result<()> {
+    let cpu = &Device::Cpu;
+    let config = CacheConfig { dims: CacheDims { pages: 40, ..DIMS }, ..config(KvDtype::Bf16, Quantization::None, layout) };
+    let (here, there) = (make(config.clone())?, PagedKvCache::new(config.clone(), cpu)?);
+    let mut pool = PagePool::new(config.dims.pages, config.dims.page_size)?;
+    let (a, b) = (pool.allocate(), pool.allocate());
+    let attend = |pool: &PagePool, step: &[(SeqId, &Append)]| -> Result<()> {
+        let rows = pool.batch(step, cpu)?.slot_mapping.dim(0)?;
+        let random = |heads| Tensor::randn(0f32, 1., (rows, heads, DIMS.head_dim), cpu)?.to_dtype(DType::BF16);
+        let new = [random(8)?, random(2)?, random(2)?];
+        let over = |cache, place| -> Result<Tensor> {
+            let [q, k, v] = [0, 1, 2].map(|i| new[i].to_device(place));
+            AppendAndAttend::new(cache, 1, &pool.batch(step, place)?)?.apply(&q?, &k?, &v?)?.to_device(cpu)
+        };
+        let (got, want) = (floats(&over(&here, device)?)?, floats(&over(&there, cpu)?)?);
+        let error: f64 = got.iter().zip(&want).map(|(g, w)| (g - w) * (g - w)).sum::<f64>().sqrt();
+        assert!(error <= 8e-3 * want.iter().map(|w| w * w).sum::<f64>().sqrt(), "{error}");
+        Ok(())
+    };
+    let prompts = [pool.append(a, &(0..37).collect::<Vec<_>>())?, pool.append(b, &(100..103).collect::<Vec<_>>())?];
+    attend(&pool, &[(a, &prompts[0]), (b, &prompts[1])])?;
+    pool.commit(a)?;
+    pool.commit(b)?;
+    let fork = pool.fork(a)?;
+    for step in 0..3 {
+        let appends = [a, b, fork].map(|sequence| pool.append(sequence, &[step]).unwrap());
+        for append in &appends {
+            here.copy_pages(&append.copies)?;
+            there.copy_pages(&append.copies)?;
+        }
+        attend(&pool, &[(fork, &appends[2]), (a, &appends[0]), (b, &appends[1])])?;
+        [a, b, fork].into_iter().try_for_each(|sequence| pool.commit(sequence))?;
+    }
+    Ok(())
 }
 
 /// Panics unless pages are copied in the order of the pairs, in every layer of `cache`, which has [`DIMS`] and takes k and v from `device`.

@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -45,7 +46,7 @@ static F* entry(const char* name) {
 struct Problem {
     std::string name;
     std::vector<int> contexts;
-    int query_len = 1, kv_heads = 1, window = 0, capacity = 0, max_partitions = 1 << 30;
+    int query_len = 1, kv_heads = 1, group = 16, page = 128, window = 0, capacity = 0, max_partitions = 1 << 30;
     bool hnd = false, sinks = false;
     float q_factor = 1;
     double peak = 0;  // powers of two that token 5 of every row has above all others
@@ -108,7 +109,7 @@ struct Call {
     CUfunction tile{}, reduce{};
     pa::CudaTileArgs p{};
     int sequences, most_rows, slots, tasks, reduce_warps, reduce_split;
-    bool whole;  // every row fits a cluster
+    bool whole;  // no row has several tasks
 
     CUlaunchConfig config(dim3 grid, int threads, int shared, CUlaunchAttribute* attributes, bool overlapped, CUstream stream) const {
         attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -126,7 +127,7 @@ struct Call {
         static auto start = entry<decltype(cuLaunchKernelEx)>("cuLaunchKernelEx");
         CUlaunchAttribute attributes[2]{};
         const int blocks = (most_rows * v.group + v.rows() - 1) / v.rows();
-        CUlaunchConfig c = config(dim3(slots, v.per_head ? 1 : p.kv_heads, blocks), v.threads(), v.shared_bytes(), attributes, overlapped, stream);
+        CUlaunchConfig c = config(dim3(slots * (v.per_head ? 1 : p.kv_heads) * v.cluster, 1, blocks), v.threads(), v.shared_bytes(), attributes, overlapped, stream);
         c.numAttrs += v.cluster > 1;
         void* args[] = {(void*)&p};
         OK(start(&c, tile, args, nullptr));
@@ -292,19 +293,20 @@ struct Case {
         const int H = problem.kv_heads, R = int(lens.size());
         call.v = v;
         call.tile = load(v.root(), v.tile_macros(), v.shared_bytes());
-        const int C = v.cluster, fit = C > 1 ? call.most_clusters() * C : sms;
-        Plan plan = dev::plan(lens, row_queries, problem.window, v.tile, capacity ? capacity : std::max(fit / (v.per_head ? 1 : H), 1), problem.max_partitions);
-        while (plan.work.size() % C) plan.work.push_back({-1, 0, 0, 0});
+        const int fit = v.cluster > 1 ? call.most_clusters() : sms;
+        const int most = capacity ? capacity : std::max(fit / (v.per_head ? 1 : H), 1);
+        Plan plan = dev::plan(lens, row_queries, problem.window, v.tile, v.free ? R : most, v.free ? 1 : problem.max_partitions);
         call.slots = int(plan.work.size());
-        call.reduce_warps = call.slots > 32 * C * R ? 8 : call.slots > 8 * C * R ? 4 : 1;
+        call.reduce_warps = call.slots > 32 * R ? 8 : call.slots > 8 * R ? 4 : 1;
         call.reduce_split = reducer_split(call.reduce_warps, rows.size() * H * v.group, v.head_dim);
         call.reduce = load("reduce", v.reduce_macros(call.reduce_warps, call.reduce_split), 0);
         pa::CudaTileArgs& p = call.p;
         p.work = device(plan.work), p.reduce = device(plan.reduce);
         owned.push_back((void*)p.work), owned.push_back((void*)p.reduce);
+        if (v.free) p.work = nullptr, p.reduce = nullptr;
         p.rows = (problem.query_len * v.group + v.rows() - 1) / v.rows() * v.rows();
         call.whole = true;
-        for (auto r : plan.reduce) call.whole = call.whole && (r.count == 0 || r.first_slot / C == (r.first_slot + r.count - 1) / C);
+        for (auto r : plan.reduce) call.whole = call.whole && r.count <= 1;
         call.tasks = 0;
         for (auto w : plan.work) call.tasks += w.row >= 0;
         const int64_t states = int64_t(call.slots) * (v.per_head ? 1 : H) * p.rows;
@@ -428,7 +430,7 @@ static void contend(const Problem& problem, const std::vector<Contender>& conten
     int64_t bytes = 0;
     for (int c : problem.contexts) bytes += int64_t(c) * problem.kv_heads * 128 * 2 * contenders[0].v.kv_bits() / 8;
     const double rotated = getenv("ROTATE") ? atof(getenv("ROTATE")) : 400e6;  // bytes of caches, at least
-    const int caches = std::max(3, std::min(128, int(rotated / std::max<int64_t>(bytes, 1000000)) + 1));
+    const int caches = std::max(3, std::min(400, int(rotated / std::max<int64_t>(bytes, 1000000)) + 1));
     folder = contenders[0].folder;
     Case c(contenders[0].v, problem, caches, false);
     std::vector<std::vector<Call>> lists;

@@ -42,15 +42,24 @@ static Problem ragged(const char* name, int query_len, int kv_heads, int window 
     return p;
 }
 
+// Rows of one task and of several, some empty; with everything that a task may have.
+static void check_clusters(const Variant& v, double bound) {
+    check(v, ragged("q1 h1 g16 few slots", 1, 1, 0, false, 12), bound);
+    Problem one = ragged("q2 h2 g5 one task a row", 2, 2);
+    one.max_partitions = 1, one.capacity = int(one.contexts.size());
+    auto small = [](Variant& v) { v.page = 16, v.group = 5; };
+    check(with(v, " p16", small), one, bound);
+    one.name = "q2 h2 g5 w300 one task a row", one.window = 300, one.sinks = true;
+    check(with(with(v, " p16", small), " all", [](Variant& v) { v.window = v.softcap = v.ragged = v.free = true, v.scales = v.kv == FP8 ? 2 : 0; }), one, bound);
+    one.name = "q4 h2 g16 one task a row", one.query_len = 4, one.window = 0;
+    check(with(v, " per head", [](Variant& v) { v.per_head = v.free = true; }), one, bound);
+}
+
 static void check_family(int kv, double bound) {
     const Variant d = decode(kv), w = verify(kv);
     auto group = [](int n) { return [n](Variant& v) { v.group = n; }; };
     check(d, ragged("q1 h1 g16", 1, 1), bound);
-    for (int cluster : {2, 8, 16}) {
-        check(with(d, " cluster", [&](Variant& v) { v.cluster = cluster; }), ragged("q1 h1 g16", 1, 1), bound);
-        if (cluster > 8) continue;
-        check(with(w, " cluster", [&](Variant& v) { v.cluster = cluster, v.tile = 64; }), ragged("q4 h2 g16", 4, 2), bound);
-    }
+    for (int cluster : {2, 4, 8, 16}) check_clusters(with(d, " cluster", [&](Variant& v) { v.cluster = cluster; }), bound);
     check(with(d, " g8", group(8)), ragged("q1 h2 g8", 1, 2), bound);
     check(with(d, " g40", group(40)), ragged("q2 h1 g40 many blocks", 2, 1), bound);
     check(d, ragged("q1 one task a row", 1, 1, 0, true, 9), bound);
@@ -129,6 +138,7 @@ static void check_plain() {
             if (kv == MXFP4 && layout < NHD) continue;
             const int query = kv == BF16 ? BF16 : kv == F16 ? F16 : 2;
             check(plain(kv, query, layout), ragged("q3 h2 g4", 3, 2), bounds[query]);
+            check(with(plain(kv, query, layout), " free", [](Variant& v) { v.free = true; }), ragged("q3 h2 g4", 3, 2), bounds[query]);
         }
     }
     auto sized = [&](int head_dim, int page, int kv, int layout) {
@@ -206,7 +216,8 @@ static void time_best(int kv, Problem p) {
 
 static void time_problem(const Problem& bf16, const Problem& fp8) { time_best(BF16, bf16), time_best(FP8, fp8); }
 
-// Lines of: name, FP8 or not, query rows, the best peer's time or 0, contexts. Calls run(kv, problem).
+// Lines of: name, FP8 or not, query rows, the best peer's time or 0, contexts; among these key=value of heads (of KV), group, page, parts (most
+// tasks a row). Calls run(kv, problem).
 template <class F>
 static void each_problem(const std::string& path, F run) {
     std::ifstream file(path);
@@ -215,7 +226,13 @@ static void each_problem(const std::string& path, F run) {
         Problem p;
         int fp8 = 0;
         words >> p.name >> fp8 >> p.query_len >> p.peer_us;
-        for (int c; words >> c;) p.contexts.push_back(c);
+        for (std::string word; words >> word;) {
+            const size_t at = word.find('=');
+            const std::string key = at == std::string::npos ? "" : word.substr(0, at);
+            const int value = atoi(key.empty() ? word.c_str() : word.c_str() + at + 1);
+            key == "heads" ? p.kv_heads = value : key == "group" ? p.group = value : key == "page" ? p.page = value : key == "parts" ? p.max_partitions = value : 0;
+            if (key.empty()) p.contexts.push_back(value);
+        }
         run(fp8 ? FP8 : BF16, p);
     }
 }
@@ -223,7 +240,7 @@ static void each_problem(const std::string& path, F run) {
 static void run_file(const std::string& path) { each_problem(path, time_best); }
 
 // Contenders: lines of a name, a folder beside the first argument's, and what differs from the best variant, key=value. `only` names the problems:
-// a part of "decode bf16 NAME". A problem whose name ends in p16 has pages of 16 tokens.
+// a part of "decode bf16 NAME".
 static void compare(const std::string& contenders, const std::string& problems) {
     const std::string own = folder.substr(folder.rfind('/') + 1), beside = folder + "/../";
     std::ifstream file(contenders);
@@ -231,13 +248,12 @@ static void compare(const std::string& contenders, const std::string& problems) 
     for (std::string line; std::getline(file, line);) lines.push_back(line);
     each_problem(problems, [&](int kv, Problem p) {
         std::vector<Contender> all;
-        const bool small_pages = p.name.size() > 3 && p.name.substr(p.name.size() - 3) == "p16";
         for (const std::string& line : lines) {
             std::stringstream words(line);
             Contender x;
             words >> x.name >> x.folder;
-            x.v = best(kv, p), x.capacity = best_slots(p);
-            if (small_pages) x.v.page = 16;
+            x.v = best(kv, p), x.capacity = std::min(best_slots(p), p.max_partitions > 1 ? INT_MAX : int(p.contexts.size()));
+            x.v.page = p.page, x.v.group = p.group;
             bool wanted_here = mode == "compare" || x.folder == own;
             for (std::string word; words >> word;) {
                 const std::string key = word.substr(0, word.find('=')), text = word.substr(word.find('=') + 1);
@@ -252,6 +268,8 @@ static void compare(const std::string& contenders, const std::string& problems) 
                 if (key == "stages") x.v.stages = value;
                 if (key == "chunk") x.v.chunk = value;
                 if (key == "tile") x.v.tile = value;
+                if (key == "cluster") x.v.cluster = value;
+                if (key == "free") x.v.free = value;
             }
             x.folder = beside + x.folder;
             if (wanted_here) all.push_back(x);

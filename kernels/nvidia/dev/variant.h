@@ -16,7 +16,7 @@ struct Variant {
     int kv = BF16, query = BF16 /* 2: F32 */, layout = NHD, head_dim = 128, page = 128, group = 16, scales = 0;
     bool per_head = false, ragged = false, window = false, softcap = false;
     int tile = 256, m_tiles = 1, row_warps = 1, groups = 8, stages = 3, chunk = 16, cluster = 1;
-    bool warpgroup = false, plain = false;
+    bool warpgroup = false, plain = false, free = false;  // free: each row is one task, without a plan
 
     // FP8 products on E4M3 itself, with helper warps; and those that widen.
     bool narrow() const { return kv == FP8 && warpgroup && scales != 2; }
@@ -33,8 +33,8 @@ struct Variant {
         const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bits() / 8 + 2 * scale;
         const int beside = narrow() ? 3 * chunk * head_dim : transposed() ? chunk * 128 + 4 * rows() * 4 : 0;
         const int ring = groups * ((beside + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
-        const int parts = groups + (cluster > 1), row = head_dim + (narrow() || transposed() ? 4 : kv == FP8 ? head_dim / 8 : 8);
-        const int merge = (parts * rows() * (row + 2) + (transposed() ? groups * 4 * rows() : 0)) * 4;
+        const int sent = cluster > 1 ? (rows() * head_dim / 32 + cluster - 1) / cluster * 8 * cluster * 6 : 0, row = head_dim + (narrow() || transposed() ? 4 : kv == FP8 ? head_dim / 8 : 8);
+        const int merge = (groups * rows() * (row + 2) + sent + (transposed() ? groups * 4 * rows() : 0)) * 4;
         return std::max(ring, merge);
     }
 
@@ -52,7 +52,7 @@ struct Variant {
                 {"WARPGROUP", warpgroup}, {"SHARED_BYTES", shared_bytes()}};
     }
     Macros reduce_macros(int warps, int split) const {
-        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"CLUSTER", cluster}, {"WARPS", warps}, {"SPLIT", split}};
+        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"WARPS", warps}, {"SPLIT", split}};
     }
     static std::string file(const std::string& root, const Macros& macros) {
         std::string name = root;
