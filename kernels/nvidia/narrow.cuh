@@ -16,7 +16,7 @@ namespace pa {
 constexpr float LANE_MOST = 448.0f, ROW_LEAST = 32.0f, AIM_LOG2 = 8.0f;
 constexpr int SPAN = 8;
 // Where the scores that count are beyond this, in log2 units, 14 bits leave too few behind the point: they are computed in F32.
-constexpr float LARGE = 10.0f;
+constexpr float LARGE = 12.0f;
 // Where no token has been attended yet.
 constexpr float NO_BASE = -1e30f;
 
