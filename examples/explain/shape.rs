@@ -7,14 +7,14 @@ use candle::DType;
 use candle_paged_attn::cache::{CacheDims, CacheLayout, KvDtype};
 use candle_paged_attn::plan::PlanRequest;
 use candle_paged_attn::registry::{Arch, Problem, ScaleMode, preferred_layout};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use testkit::errors::of_option;
 use testkit::workloads::{self, Fp8Scale, Kv, Workload};
 
 use crate::count;
-use crate::options::{LayoutArg, QueryArg, ScalesArg};
+use crate::options::{KvArg, LayoutArg, QueryArg, ScalesArg};
 
 /// Bounds of the op, and more sequences than any call has.
 const MAX_PAGE_SIZE: usize = 1024;
@@ -27,15 +27,6 @@ const MAX_ROWS: usize = 1 << 20;
 
 /// The default batch: one long sequence beside shorter ones, which the two splits share out differently.
 const MIXED_CONTEXTS: [usize; 8] = [131_072, 32_768, 16_384, 8192, 4096, 2048, 1024, 512];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KvArg {
-    F32,
-    F16,
-    Bf16,
-    Fp8,
-    Mxfp4,
-}
 
 #[derive(Args)]
 pub struct ShapeArgs {
@@ -382,18 +373,6 @@ fn kv_of(workload: &Workload) -> KvDtype {
         Kv::Bf16 => KvDtype::Bf16,
         Kv::Fp8 => KvDtype::Fp8,
         Kv::Mxfp4 => KvDtype::Mxfp4,
-    }
-}
-
-impl From<KvArg> for KvDtype {
-    fn from(kv: KvArg) -> Self {
-        match kv {
-            KvArg::F32 => Self::F32,
-            KvArg::F16 => Self::F16,
-            KvArg::Bf16 => Self::Bf16,
-            KvArg::Fp8 => Self::Fp8,
-            KvArg::Mxfp4 => Self::Mxfp4,
-        }
     }
 }
 

@@ -4,7 +4,8 @@ use anyhow::{Result, bail};
 use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::registry::Arch;
 
-use crate::shape::{KvArg, Shape};
+use crate::options::KvArg;
+use crate::shape::Shape;
 
 /// Each kernel once, in the order of the shapes.
 #[derive(Default)]
@@ -33,6 +34,14 @@ impl Kernels {
             refused.into_iter().for_each(|note| self.note(note));
         }
         archs.iter().try_for_each(|arch| self.add_helpers(shape, arch))
+    }
+
+    /// Names of the kernels of `shape` on one arch.
+    #[cfg(test)]
+    pub fn names(shape: &Shape, arch: &Arch) -> Vec<String> {
+        let mut kernels = Self::default();
+        kernels.add(shape, std::slice::from_ref(arch)).unwrap();
+        kernels.specializations.into_iter().map(|spec| spec.kernel).collect()
     }
 
     /// What depends on the KV dtype.

@@ -7,8 +7,8 @@ use candle_paged_attn::cuda::expected_kernels;
 use candle_paged_attn::registry::{Arch, M_TILE_ROWS};
 
 use crate::kernels::Kernels;
-use crate::options::ScalesArg;
-use crate::shape::{KvArg, Shape};
+use crate::options::{KvArg, ScalesArg};
+use crate::shape::Shape;
 
 /// Sliding windows between which kernels may differ: how long a row gets decides how far it is split.
 const WINDOWS: [usize; 3] = [128, 4095, 1 << 20];
@@ -66,16 +66,10 @@ mod tests {
     use super::*;
     use crate::{Args, run, summary, table};
 
-    fn kernels(shape: &Shape, arch: &Arch) -> Vec<String> {
-        let mut kernels = Kernels::default();
-        kernels.add(shape, std::slice::from_ref(arch)).unwrap();
-        kernels.specializations.into_iter().map(|spec| spec.kernel).collect()
-    }
-
     #[test]
     fn a_shape_has_the_kernels_of_all_its_calls() {
         let shape = Shape { query_lens: vec![1, 4], max_batch: 5, even: true, kv: vec![KvArg::Bf16, KvArg::Fp8], ..Shape::default() };
-        let names = kernels(&shape, &Arch::sm90());
+        let names = Kernels::names(&shape, &Arch::sm90());
         for wanted in [
             "pa_sm90_bf16_d128_p128_w",
             "pa_sm90_bf16_d128_p128_wg",
@@ -87,14 +81,14 @@ mod tests {
             assert!(names.iter().any(|name| name.starts_with(wanted)), "{wanted}: {names:?}");
         }
         assert!(!names.iter().any(|name| name.contains("ragged")), "{names:?}");
-        let ragged = kernels(&Shape { even: false, ..shape }, &Arch::sm90());
+        let ragged = Kernels::names(&Shape { even: false, ..shape }, &Arch::sm90());
         assert!(names.iter().all(|name| ragged.contains(name)) && ragged.iter().any(|name| name.contains("ragged")), "{ragged:?}");
     }
 
     #[test]
     fn other_caches_have_the_plain_tile() {
         let shape = Shape { kv: vec![KvArg::F32, KvArg::Mxfp4], even: true, max_batch: 1, head_dim: 96, ..Shape::default() };
-        let names = kernels(&shape, &Arch::sm80());
+        let names = Kernels::names(&shape, &Arch::sm80());
         assert!(
             names.iter().any(|name| name == "pa_sm80_f32_d96_p128_plain")
                 && names.iter().any(|name| name == "pa_sm80_mxfp4_d96_p128_plain"),

@@ -1,13 +1,13 @@
 //! A shape, as options and in JSON.
 
 use anyhow::{Result, bail};
-use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::cache::CacheLayout;
 use candle_paged_attn::registry::{Arch, preferred_layout};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Deserialize;
 use testkit::workloads::{Fp8Scale, Kv, Workload};
 
-use crate::options::{LayoutArg, QueryArg, ScalesArg};
+use crate::options::{KvArg, LayoutArg, QueryArg, ScalesArg};
 
 /// More than any size of a shape, and few enough that no product overflows.
 const MOST: usize = 1 << 16;
@@ -15,16 +15,6 @@ const MOST: usize = 1 << 16;
 const MOST_TOKENS: usize = 1 << 24;
 /// Plan rows, of which any block of a planner holds fewer.
 const MOST_ROWS: usize = 1 << 20;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum KvArg {
-    F32,
-    F16,
-    Bf16,
-    Fp8,
-    Mxfp4,
-}
 
 /// What kernels are specialized on, as a model and an engine know it. Fields are options, and the JSON file's names.
 #[derive(Args, Clone, Debug, PartialEq, Deserialize)]
@@ -154,18 +144,6 @@ impl Shape {
 
     pub fn layout(&self, kv: KvArg, arch: &Arch) -> CacheLayout {
         self.layout.map_or_else(|| preferred_layout(arch, kv.into()), CacheLayout::from)
-    }
-}
-
-impl From<KvArg> for KvDtype {
-    fn from(kv: KvArg) -> Self {
-        match kv {
-            KvArg::F32 => Self::F32,
-            KvArg::F16 => Self::F16,
-            KvArg::Bf16 => Self::Bf16,
-            KvArg::Fp8 => Self::Fp8,
-            KvArg::Mxfp4 => Self::Mxfp4,
-        }
     }
 }
 

@@ -1,9 +1,31 @@
 //! Values of command-line options that several examples take.
 
 use candle::DType;
-use candle_paged_attn::cache::CacheLayout;
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use clap::ValueEnum;
 use serde::Deserialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvArg {
+    F32,
+    F16,
+    Bf16,
+    Fp8,
+    Mxfp4,
+}
+
+impl From<KvArg> for KvDtype {
+    fn from(kv: KvArg) -> Self {
+        match kv {
+            KvArg::F32 => Self::F32,
+            KvArg::F16 => Self::F16,
+            KvArg::Bf16 => Self::Bf16,
+            KvArg::Fp8 => Self::Fp8,
+            KvArg::Mxfp4 => Self::Mxfp4,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
