@@ -14,6 +14,16 @@ __device__ __forceinline__ void sync_group(int group) {
     }
 }
 
+// The threads that walk and merge.
+template <class T>
+__device__ __forceinline__ void sync_block() {
+    if constexpr (T::HELPERS == 0) {
+        __syncthreads();
+    } else {
+        barrier_named(0, T::THREADS);
+    }
+}
+
 template <class T>
 struct State {
     Softmax<T> softmax;

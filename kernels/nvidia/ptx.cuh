@@ -78,6 +78,23 @@ __device__ __forceinline__ bool any_of_group(int id, int threads, bool x) {
     return r != 0;
 }
 
+// Counts towards a barrier that others wait at.
+__device__ __forceinline__ void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// A warpgroup's registers a thread from here on.
+template <int REGISTERS>
+__device__ __forceinline__ void claim_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
+}
+template <int REGISTERS>
+__device__ __forceinline__ void release_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
+}
+
 // Programmatic dependent launch: waits for the kernel before this one; without that launch attribute it returns at once.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900

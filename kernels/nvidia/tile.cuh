@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cluster.cuh"
+#include "narrow.cuh"
 #include "task.cuh"
 #include "transposed.cuh"
 
@@ -13,16 +14,30 @@ template <class T>
 __device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
     Task task;
     PageIds<T> pages;
-    if (T::TRANSPOSED || !PageIds<T>::WHOLE || !read_task<T>(task, p, at)) return;
+    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || !read_task<T>(task, p, at)) return;
     const int walker = at.rank * T::GROUPS + group;
     pages.start(p, task, walker, thread % 32);
     hint_first_chunk<T>(p, task, pages, walker, thread);
+}
+
+// What a group's helpers do.
+template <class T>
+__device__ __forceinline__ void help(const CudaTileArgs& p, u32 smem) {
+    release_registers<HELPER_REGISTERS>();
+    const int helper = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 32 - T::THREADS, group = helper / T::HELPERS;
+    wait_for_previous_kernel();
+    Task task;
+    if (read_task<T>(task, p, grid_position<T>(p))) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, helper % T::HELPERS + threadIdx.x % 32);
 }
 
 template <class T>
 __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     extern __shared__ __align__(1024) u8 smem[];
     float* merge = reinterpret_cast<float*>(smem);
+    if constexpr (T::HELPERS > 0) {
+        if (threadIdx.x >= T::THREADS) return help<T>(p, smem_address(smem));
+        claim_registers<WALK_REGISTERS>();
+    }
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
     const GridPosition at = grid_position<T>(p);
@@ -36,12 +51,18 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
         const bool whole = is_whole(p, task.table_row);
         const u32 base = smem_address(smem), own = base + group * T::GROUP_BYTES, query = base + T::GROUPS * T::GROUP_BYTES;
         // The reducer starts up while this CTA merges and stores.
-        if constexpr (T::TRANSPOSED) {
+        if constexpr (T::NARROW) {
+            NarrowState<T> state;
+            walk_narrow<T>(state, p, task, own, query, k_scale, group, row, thread % 32);
+            launch_next_kernel();
+            sync_block<T>();
+            publish_narrow<T>(state, merge, v_scale, group, row, thread % 32);
+        } else if constexpr (T::TRANSPOSED) {
             TransposedState<T> state;
             walk_transposed<T>(state, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
             copies_wait<0>();
-            __syncthreads();
+            sync_block<T>();
             publish_transposed<T>(state, merge, v_scale, group, row, thread % 32);
         } else {
             State<T> state;
@@ -49,11 +70,11 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
             walk<T>(state, q, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
             copies_wait<0>();
-            __syncthreads();
+            sync_block<T>();
             if constexpr (T::CLUSTER > 1) cluster_arrive();  // this CTA's ring may be sent to
             publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
         }
-        __syncthreads();
+        sync_block<T>();
         if constexpr (T::CLUSTER == 1) {
             merge_task<T>(p, task, whole, merge, thread);
         } else {

@@ -37,6 +37,16 @@ struct F16 {
         asm("mul.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
         return r;
     }
+    static __device__ __forceinline__ u32 add(u32 a, u32 b) {
+        u32 r;
+        asm("add.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+        return r;
+    }
+    static __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
+        u32 r;
+        asm("sub.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+        return r;
+    }
     static __device__ __forceinline__ float2 unpack(u32 x) {
         float2 r;
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(r.x), "=f"(r.y) : "r"(x));
@@ -73,6 +83,23 @@ struct E4m3 {
         const u32 x = __byte_perm(word, 0, HALF == 0 ? 0x1404 : 0x3424);
         asm("mul.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x80008000u) | (x & 0x7f007f00u) >> 1), "r"(0x5c005c00u));
 #endif
+        return r;
+    }
+
+    // The nearest values of four; beyond 448, 448.
+    static __device__ __forceinline__ u32 narrow(const float (&x)[4]) {
+        u32 r;
+        asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h};}"
+            : "=r"(r)
+            : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+        return r;
+    }
+    // Of two pairs in F16.
+    static __device__ __forceinline__ u32 narrow(u32 first, u32 second) {
+        u32 r;
+        asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f16x2 l, %1; cvt.rn.satfinite.e4m3x2.f16x2 h, %2; mov.b32 %0, {l, h};}"
+            : "=r"(r)
+            : "r"(first), "r"(second));
         return r;
     }
 };
@@ -121,29 +148,32 @@ struct Traits {
     // F16 queries go into F16 products as they are; others are scaled by a power of two a row, so that they cannot overflow.
     static constexpr bool SCALED_QUERY = Same<Compute, F16>::value && !Same<Query, F16>::value;
 
-    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory; FP8, widened in registers, as
-    // the operand that has rows: see transposed.cuh.
-    static constexpr bool WARPGROUP = Shape_::WARPGROUP, TRANSPOSED = FP8 && WARPGROUP, PACKED = FP8 && !WARPGROUP;
+    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory. FP8 without token scales: on
+    // E4M3 itself, see narrow.cuh. With them, widened in registers, as the operand that has rows: see transposed.cuh.
+    static constexpr bool WARPGROUP = Shape_::WARPGROUP, NARROW = FP8 && WARPGROUP && !PER_TOKEN, TRANSPOSED = FP8 && WARPGROUP && PER_TOKEN;
+    static constexpr bool PACKED = FP8 && !WARPGROUP;
     static_assert(!WARPGROUP || (M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16");
 
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
+    // Threads beside those that copy for a group.
+    static constexpr int HELPERS = NARROW ? 64 : 0, ALL_THREADS = THREADS + GROUPS * HELPERS;
     static constexpr int ROWS = 16 * M_TILES * ROW_WARPS, WALKERS = GROUPS * CLUSTER;
     static constexpr int K_STEPS = HEAD_DIM / 16, N_TILES = CHUNK / 8, OUT_TILES = HEAD_DIM / 8;
 
-    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: transposed, the probabilities of one
-    // chunk and four warps' maxima of the rows; then the stages.
+    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: narrow, three chunks of V with tokens
+    // along its rows; transposed, the probabilities of one chunk and four warps' maxima of the rows; then the stages.
     static constexpr int ROW_BYTES = HEAD_DIM * KV_::BYTES, ROW_PIECES = ROW_BYTES / 16;
     static constexpr int KV_BYTES = CHUNK * ROW_BYTES, SCALE_BYTES = PER_TOKEN ? CHUNK * 4 : 0;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES + 2 * SCALE_BYTES;
-    static constexpr int TRANSPOSED_BYTES = TRANSPOSED ? CHUNK * 128 + 4 * ROWS * 4 : 0;
-    static constexpr int GROUP_BYTES = (TRANSPOSED_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
-    // A warpgroup reads the query from shared memory too, the same rows for every group.
+    static constexpr int TURNED_BYTES = NARROW ? 3 * KV_BYTES : 0, TRANSPOSED_BYTES = TRANSPOSED ? CHUNK * 128 + 4 * ROWS * 4 : 0;
+    static constexpr int GROUP_BYTES = (TURNED_BYTES + TRANSPOSED_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
+    // A warpgroup reads the query from shared memory too, the same rows for every group; narrow, in two parts.
     static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
     static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
     // The merge, over the drained rings: outputs of each group in rows (of packed FP8 their 32 channels too) padded against bank conflicts;
     // behind them in the same order (maximum, sum) of every row; in a cluster, behind those what its CTAs send this one (cluster.cuh).
-    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS;
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : NARROW || TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS;
     static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW, MERGE_SENT = MERGE_ENDS + MERGE_PARTS * ROWS * 2;
     static constexpr int SENT_PIECES = (ROWS * HEAD_DIM / 32 + CLUSTER - 1) / CLUSTER * 8;
     static constexpr int MERGE_BYTES = (MERGE_SENT + (CLUSTER > 1 ? CLUSTER * SENT_PIECES * 6 : 0) + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
@@ -152,9 +182,10 @@ struct Traits {
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
 
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
+    static_assert(!NARROW || (HEAD_DIM == 128 && GROUPS <= 2 && STAGES >= 3), "a row is swizzled as a whole; groups have seven barriers each");
     static_assert(!TRANSPOSED || HEAD_DIM == 128, "a warp has 32 channels");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");
-    static_assert(CLUSTER == 1 || (!TRANSPOSED && CLUSTER <= 16), "a cluster's CTAs walk as one, all of them in one GPC");
+    static_assert(CLUSTER == 1 || (!NARROW && !TRANSPOSED && CLUSTER <= 16), "a cluster's CTAs walk as one, all of them in one GPC");
     static_assert(!PER_TOKEN || CHUNK <= GROUP_THREADS, "a thread copies one token's scales");
 };
 

@@ -1,4 +1,4 @@
-// The walk of a warpgroup over an FP8 cache: tokens are the rows of the products, S^T = K Q^T and O^T += V^T P^T.
+// The walk of a warpgroup over an FP8 cache with token scales: tokens are the rows of the products, S^T = K Q^T and O^T += V^T P^T.
 //
 // K and V are then operand A, which comes from registers: each warp widens its own 16 tokens of K and its own 32 channels of V, and nothing
 // widened goes back to shared memory. There are the query (as gemm.cuh's packed order has it) and the chunk's P^T, a row of 64 query rows a token.

@@ -41,8 +41,13 @@ impl CudaShape {
         self.row_warps * M_TILE_ROWS
     }
 
-    fn threads(&self) -> usize {
-        self.row_warps * self.groups * 32
+    /// Whether products are on E4M3 itself, of chunks that two more warps for each group copy and turn (`narrow.cuh`).
+    fn is_narrow(&self, p: &Problem) -> bool {
+        self.warpgroup && p.kv_dtype == KvDtype::Fp8 && p.scales != ScaleMode::PerToken
+    }
+
+    fn threads(&self, p: &Problem) -> usize {
+        (self.row_warps + if self.is_narrow(p) { 2 } else { 0 }) * self.groups * 32
     }
 
     /// Bytes of shared memory: the rings of the groups, or what they are merged through, whichever is more.
@@ -51,12 +56,17 @@ impl CudaShape {
         let (fp8, rows, head_dim) = (p.kv_dtype == KvDtype::Fp8, self.rows(), p.head_dim);
         let scales = if p.scales == ScaleMode::PerToken { chunk * 4 } else { 0 };
         let stage = 2 * chunk * head_dim * if fp8 { 1 } else { 2 } + 2 * scales;
-        let transposed = fp8 && warpgroup;
-        let beside = if transposed { chunk * 128 + 4 * rows * 4 } else { 0 };
+        let narrow = self.is_narrow(p);
+        let transposed = fp8 && warpgroup && !narrow;
+        let beside = match (narrow, transposed) {
+            (true, _) => 3 * chunk * head_dim,
+            (_, true) => chunk * 128 + 4 * rows * 4,
+            _ => 0,
+        };
         let query = if warpgroup { rows * head_dim * 2 } else { 0 };
         let ring = groups * (beside + stages * stage).next_multiple_of(1024) + query;
         let row = head_dim
-            + if transposed {
+            + if narrow || transposed {
                 4
             } else if fp8 {
                 head_dim / 8
@@ -171,7 +181,11 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
     if by_warpgroup {
         // A third group is worth more than a third stage only where SMs have more than one task.
         let third_group = p.kv_dtype != KvDtype::Fp8 && p.workgroups() > arch.compute_units;
-        shapes.push(if third_group { CudaShape::warpgroups(3, 2) } else { CudaShape::warpgroups(2, 3) });
+        shapes.push(match third_group {
+            true => CudaShape::warpgroups(3, 2),
+            false if CudaShape::warpgroups(2, 5).is_narrow(p) => CudaShape::warpgroups(2, 5),
+            false => CudaShape::warpgroups(2, 3),
+        });
     }
     shapes.extend([(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(of));
     (shapes, For::Rows { rows, by_warpgroup })
@@ -329,7 +343,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&'static str>) -> Resul
         }
     };
     let (rows, threads, shared) = match &shape {
-        Some(shape) => (shape.rows(), shape.threads(), shape.shared_bytes(p)),
+        Some(shape) => (shape.rows(), shape.threads(p), shape.shared_bytes(p)),
         None => (plain_rows(p.head_dim), PLAIN_THREADS, plain_shared_bytes(p.head_dim)),
     };
     if shared > arch.lds_bytes {
@@ -486,7 +500,8 @@ mod tests {
         for (p, arch, shape) in [
             (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (Problem { batch: 128, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(3, 2)),
-            (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 3)),
+            (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 5)),
+            (Problem { scales: ScaleMode::PerToken, ..verify(fp8(), 2) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (verify(nhd(), 4), Arch::sm80(), CudaShape::of(4, 2, 3, 32)),
             (verify(nhd(), 2), Arch::sm80(), CudaShape::of(2, 2, 3, 32)),
             (Problem { head_dim: 256, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::of(4, 2, 3, 32)),

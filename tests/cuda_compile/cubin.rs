@@ -43,6 +43,16 @@ pub fn has_illegal_copy(cubin: &[u8]) -> bool {
     cubin.chunks_exact(16).any(|x| u16::from_le_bytes([x[0], x[1]]) & 0xfff == COPY_OFF_A_UNIFORM_REGISTER && x[8..10] == [0x40, 0x1d])
 }
 
+/// Whether each product of a warpgroup waits for the one before: what ptxas makes of products whose registers it cannot keep apart. It says so, but in no
+/// log of NVRTC's.
+pub fn has_serial_products(cubin: &[u8]) -> bool {
+    let opcode = |x: &[u8]| u16::from_le_bytes([x[0], x[1]]) & 0xfff;
+    let products = cubin.chunks_exact(16).filter(|x| opcode(x) & 0xbfc == 0x9f0).count();
+    let waits = cubin.chunks_exact(16).filter(|x| opcode(x) == 0x9c5 && x[5] == 0x80).count();
+    // Otherwise a wait ends all products of a chunk. Some of what is counted is data.
+    waits > 4 && 2 * waits >= products
+}
+
 /// A little-endian number.
 fn word(bytes: &[u8], at: usize, size: usize) -> u64 {
     bytes[at..at + size].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))

@@ -1,6 +1,6 @@
 //! The op's contracts beyond single forms: sizes at their bounds, what a call must not depend on, calls that agree with each other, random calls.
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Device, IndexOp, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::{KvScale, cuda, explain_call, paged_decode_into};
 use proptest::prelude::*;
@@ -56,6 +56,40 @@ fn a_peaked_softmax_stays_accurate() {
             check(&device, &CaseSpec { q_factor: 32.0, query_lens, lens: vec![777, 1024], ..spec(kv_dtype, scales) });
         }
     }
+}
+
+/// Token 5 is some powers of two above all others, which together weigh as much: each of them is next to nothing beside it.
+#[test]
+fn a_long_tail_behind_a_peak_is_not_lost() -> Result<()> {
+    let Some(device) = gpu("a_long_tail_behind_a_peak_is_not_lost") else { return Ok(()) };
+    for (kv_dtype, scales) in forms() {
+        for (group, query_len) in [(4, 1), (16, 4)] {
+            let tail =
+                CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![9000], ..spec(kv_dtype, scales) };
+            for bits in [11.0, 13.0, 15.0] {
+                check_call(&device, &peaked(&tail, bits)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A case whose keys are next to nothing but for token 5, with queries that are all positive.
+fn peaked(spec: &CaseSpec, bits: f64) -> Result<Case> {
+    let case = spec.build()?;
+    let q = case.q.abs()?;
+    let length = (q.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? as f64) * spec.head_dim as f64 / q.elem_count() as f64;
+    let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+    let scale = match &case.options.k_scale {
+        KvScale::None => 1.0,
+        KvScale::Scalar(scale) => *scale as f64,
+        KvScale::Tensor(scales) => scales.i((page, 0, 5))?.to_scalar::<f32>()? as f64,
+    };
+    let top = bits * std::f64::consts::LN_2 * (spec.head_dim as f64).sqrt() / (length * scale);
+    let peak = Tensor::full(top as f32, (1, 1, 1, spec.head_dim), &Device::Cpu)?;
+    let small = (case.key_cache.to_dtype(DType::F32)? * 0.02)?;
+    let key = small.slice_assign(&[page..page + 1, 5..6, 0..1, 0..spec.head_dim], &peak)?.to_dtype(case.key_cache.dtype())?;
+    Ok(Case { q, key_cache: key, ..case })
 }
 
 /// Of 4 queries only the last attends token 99, and with a window of 50 only the first token 47.

@@ -11,7 +11,7 @@ static Variant decode(int kv, int warps = 8) {
 static Variant verify(int kv) {
     Variant v = decode(kv);
     v.name += " verify";
-    v.row_warps = 4, v.groups = 2, v.stages = 3, v.chunk = 64, v.warpgroup = true;
+    v.row_warps = 4, v.groups = 2, v.stages = kv == FP8 ? 5 : 3, v.chunk = 64, v.warpgroup = true;
     return v;
 }
 
@@ -19,6 +19,13 @@ template <class F>
 static Variant with(Variant v, const char* name, F change) {
     change(v);
     v.name += name;
+    return v;
+}
+
+// A scale a token, and the shape for it.
+static Variant token(Variant v) {
+    v.name += " token", v.scales = 2;
+    if (v.warpgroup) v.stages = 3;
     return v;
 }
 
@@ -63,7 +70,10 @@ static void check_family(int kv, double bound) {
     check(with(d, " window", [](Variant& v) { v.window = true; }), ragged("q1 h2 g16 w1", 1, 2, 1), bound);
     check(with(d, " ragged", [](Variant& v) { v.ragged = true; }), ragged("q4 h2 g16", 4, 2), bound);
     check(with(d, " per head", [](Variant& v) { v.per_head = true, v.group = 4; }), ragged("q2 h4 g4", 2, 4), bound);
-    auto everything = [&](Variant& v) { v.window = v.softcap = true, v.scales = kv == FP8 ? 2 : 0; };
+    auto everything = [&](Variant& v) {
+        v.window = v.softcap = true;
+        if (kv == FP8) v = token(v);
+    };
     Problem sinks = ragged("q4 h1 g16 w600", 4, 1, 600);
     sinks.sinks = true;
     check(with(d, " all", everything), sinks, bound);
@@ -81,6 +91,34 @@ static void check_family(int kv, double bound) {
     check(with(w, " ragged per head", [](Variant& v) { v.ragged = v.per_head = true; }), ragged("q5 h2 g16", 5, 2), bound);
     sinks.name = "q4 h1 g16 w300", sinks.window = 300;
     check(with(w, " all p16", [&](Variant& v) { everything(v), v.page = 16; }), sinks, bound);
+}
+
+// What the walks of FP8 by warpgroups must get right beyond the family's cases.
+static void check_fp8_verify(double bound) {
+    const Variant w = verify(FP8);
+    for (const Variant& v : {w, token(w)}) {
+        Problem p = ragged("q4 h1 g16 x32", 4, 1);
+        p.q_factor = 32;
+        check(v, p, bound);
+        // A tail that weighs as much as the peak before it, and is next to nothing beside it.
+        for (int context : {5000, 200000}) {
+            p = shape("q4 peak then " + std::to_string(context), 1, 4, context, 0);
+            for (double shift : {-2.0, 0.0, 2.0}) {
+                p.peak = log2(double(context)) + shift;
+                check(v, p, bound);
+            }
+        }
+        check(with(v, " cap", [](Variant& v) { v.softcap = true; }), ragged("q4 h1 g16", 4, 1), bound);
+    }
+    Problem all = ragged("q4 h1 g16 w300", 4, 1, 300);
+    all.sinks = true;
+    check(with(w, " window cap p16", [](Variant& v) { v.window = v.softcap = true, v.page = 16; }), all, bound);
+    check(with(w, " p24", [](Variant& v) { v.page = 24; }), ragged("q4 h1 g16", 4, 1), bound);
+    check(with(w, " window", [](Variant& v) { v.window = true; }), ragged("q4 h1 g16 w70", 4, 1, 70), bound);
+    check(with(w, " g5", [](Variant& v) { v.group = 5; }), ragged("q7 h2 g5 hnd", 7, 2, 0, true), bound);
+    check(with(w, " q16", [](Variant& v) { v.query = F16; }), ragged("q4 h1 g16", 4, 1), bound);
+    check(with(w, " none", [](Variant& v) { v.scales = 0; }), ragged("q4 h1 g16", 4, 1), bound);
+    for (int group : {1, 3, 8}) check(with(w, "", [&](Variant& v) { v.group = group, v.name += " g" + std::to_string(group); }), ragged("q4 h1", 4, 1), bound);
 }
 
 static Variant plain(int kv, int query, int layout) {
@@ -121,10 +159,11 @@ static void run_checks() {
     check_family(BF16, 8e-3);
     check_family(F16, 8e-3);
     check_family(FP8, 8e-3);
+    check_fp8_verify(8e-3);
     check(with(decode(BF16), " q16", [](Variant& v) { v.query = F16; }), ragged("q1 h1 g16", 1, 1), 8e-3);
     check(with(decode(F16), " q16", [](Variant& v) { v.query = F16; }), ragged("q1 h1 g16", 1, 1), 4e-3);
-    check(with(decode(FP8), " token", [](Variant& v) { v.scales = 2; }), ragged("q1 h1 g16", 1, 1), 8e-3);
-    check(with(verify(FP8), " token", [](Variant& v) { v.scales = 2; }), ragged("q4 h1 g16", 4, 1), 8e-3);
+    check(token(decode(FP8)), ragged("q1 h1 g16", 1, 1), 8e-3);
+    check(token(verify(FP8)), ragged("q4 h1 g16", 4, 1), 8e-3);
 }
 
 struct Timed {
@@ -172,7 +211,7 @@ static void time_best(int kv, Problem p) {
     p.capacity = best_slots(p);
     if (getenv("CAPACITY")) p.capacity = atoi(getenv("CAPACITY"));
     measure(best(kv, p), p);
-    if (kv == FP8) measure(with(best(kv, p), " token", [](Variant& v) { v.scales = 2; }), p);
+    if (kv == FP8) measure(token(best(kv, p)), p);
 }
 
 static void time_problem(const Problem& bf16, const Problem& fp8) { time_best(BF16, bf16), time_best(FP8, fp8); }

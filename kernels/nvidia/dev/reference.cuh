@@ -41,9 +41,10 @@ __device__ inline double get(int kind, const void* at, int64_t i) {
     return x < 8 ? values[x] : -values[x - 8];
 }
 
-static __global__ void fill(int kind, void* at, int64_t n, uint64_t seed, float scale) {
+static __global__ void fill(int kind, void* at, int64_t n, uint64_t seed, float scale, bool positive = false) {
     for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-        put(kind, at, i, noise(seed * 0x9e3779b97f4a7c15ull + i) * scale);
+        const float x = noise(seed * 0x9e3779b97f4a7c15ull + i) * scale;
+        put(kind, at, i, positive ? fabsf(x) : x);
     }
 }
 
@@ -81,6 +82,24 @@ static __global__ void poison(Form f, pa::CudaTileArgs p, const int* first, cons
         const int64_t at = page * p.k_scale_stride.page + head * p.k_scale_stride.head + token * p.k_scale_stride.token;
         if (f.scales == 2) ((float*)p.k_scale)[at] = nanf(""), ((float*)p.v_scale)[at] = nanf("");
         for (int i = 0; i < f.head_dim / 32 && f.scales == 3; i++) ((uint8_t*)p.k_scale)[at + i] = ((uint8_t*)p.v_scale)[at + i] = 0xff;
+    }
+}
+
+// Keys next to nothing but for token 5 of each plan row, whose score is about `bits` powers of two above the others' where queries are positive.
+static __global__ void peak(Form f, pa::CudaTileArgs p, double bits) {
+    const int row = blockIdx.x, context = p.context_lens[row];
+    for (int i = threadIdx.x; i < context * p.kv_heads; i += blockDim.x) {
+        const int token = i % context, head = i / context;
+        if (f.per_head && head != row % p.kv_heads) continue;
+        const int64_t page = p.block_tables[row * p.table_row + token / f.page];
+        if (page < 0) continue;
+        const double scale = f.scales == 1 ? *(const float*)p.k_scale : f.scale(p.k_scale, p.k_scale_stride, page, head, token % f.page, 0);
+        // A query element is about 1.2.
+        const double top = bits / (1.2 * f.head_dim * p.scale_log2 * scale);
+        for (int d = 0; d < f.head_dim; d++) {
+            const int64_t at = f.element(false, p.key_stride, page, head, token % f.page, d);
+            put(f.kv, (void*)p.key, at, float(token == 5 ? top : 0.02 * get(f.kv, p.key, at)));
+        }
     }
 }
 
