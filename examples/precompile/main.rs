@@ -13,6 +13,7 @@
 #[cfg(feature = "rocm")]
 mod amd;
 mod build;
+#[allow(dead_code, reason = "the kernels' own tests look for more")]
 #[path = "../../tests/cuda_compile/cubin.rs"]
 mod cubin;
 mod kernels;
