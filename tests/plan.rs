@@ -68,8 +68,15 @@ fn covers_by_counting(plan: &HostPlan, request: &PlanRequest<'_>, arch: &Arch) -
 fn assert_well_formed(plan: &HostPlan, request: &PlanRequest<'_>, arch: &Arch, slots: usize) {
     assert_eq!(plan.work.len(), slots);
     assert_eq!(plan.reduce.len(), request.rows());
+    let ranges: Vec<TileRange> = request.tile_ranges(arch).collect();
+    let longest = |row: usize| ranges[row].tiles().div_ceil(plan.reduce[row][1].max(1) as u32).min((1 << 24) - 1);
+    let mut rows: Vec<usize> = (0..ranges.len()).collect();
+    if arch.name.is_cuda() {
+        rows.sort_by_key(|&row| std::cmp::Reverse(longest(row)));
+    }
     let mut slot = 0usize;
-    for (row, range) in request.tile_ranges(arch).enumerate() {
+    for row in rows {
+        let range = ranges[row];
         let [first, count] = plan.reduce[row];
         assert_eq!(first as usize, slot, "row {row}");
         assert_eq!(count == 0, range.tiles() == 0, "row {row}");
@@ -371,17 +378,21 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         (1, 1, Some(8193), None, 65),
         (1, 8, Some(1024), None, 8),
         (1, 1, Some(0), None, 1),
-        (66, 1, Some(8192), None, 132),
-        (67, 1, Some(8192), None, 264),
-        (132, 1, None, None, 264),
-        (133, 1, Some(4096), None, 528),
+        (44, 1, Some(8192), None, 132),
+        (45, 1, Some(8192), None, 264),
+        (66, 1, None, None, 264),
+        (66, 1, Some(2048), None, 132),
+        (67, 1, Some(2048), None, 264),
+        (67, 1, Some(4096), None, 528),
         (256, 1, None, None, 528),
         (256, 1, Some(2048), None, 264),
         (256, 1, None, Some(2048), 264),
         (1000, 1, Some(2048), None, 1000),
         // Where a row's tasks run for several KV heads, pairs count and share the slots.
-        (8, 8, Some(8192), None, 17),
-        (16, 8, Some(8192), None, 33),
+        (5, 8, Some(8192), None, 17),
+        (8, 8, Some(8192), None, 33),
+        (8, 8, Some(2048), None, 17),
+        (16, 8, Some(8192), None, 66),
         (32, 8, Some(8192), None, 66),
         (32, 8, Some(2048), None, 33),
     ] {
@@ -390,9 +401,11 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         let shown = (rows, kv_heads, max_context_len, window);
         assert_eq!(capacity(&request, &Arch::sm90()).unwrap(), slots, "{shown:?}");
     }
-    // New tokens play no part.
-    let verify = PlanRequest::new(&[5000; 8], &[4], 1);
-    assert_eq!(capacity(&verify, &Arch::sm90()).unwrap(), 132);
+    for (rows, slots) in [(8, 132), (66, 132), (67, 264), (132, 264), (133, 528)] {
+        let lens = vec![5000; rows];
+        let verify = PlanRequest::new(&lens, &[4], 1);
+        assert_eq!(capacity(&verify, &Arch::sm90()).unwrap(), slots, "{rows} rows of 4 new tokens");
+    }
 }
 
 #[test]
@@ -405,7 +418,8 @@ fn one_partition_is_one_slot_a_row() {
             let plan = HostPlan::new(&request, &arch(name)).unwrap();
             assert_well_formed(&plan, &request, &arch(name), rows);
             let tasks: Vec<i32> = lens.iter().enumerate().filter(|&(_, &len)| len > 0).map(|(row, _)| row as i32).collect();
-            let packed: Vec<i32> = plan.work.iter().map(|record| record[0]).take(tasks.len()).collect();
+            let mut packed: Vec<i32> = plan.work.iter().map(|record| record[0]).take(tasks.len()).collect();
+            packed.sort_unstable();
             assert_eq!(packed, tasks);
         }
     }

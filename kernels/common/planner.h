@@ -140,10 +140,28 @@ PA_DEVICE WorkInfo task(int row, unsigned index, unsigned count, Tiles range) {
     return {row, (int)(range.first + start), (int)(range.first + end), (int)index};
 }
 
-// Plans in tiles of TILE tokens for at most BUCKET rows (a power of two; at most 256 with MIN_MAX).
-template <int BUCKET, unsigned TILE, bool MIN_MAX, bool RAGGED> PA_DEVICE void plan(const PlanArgs &args) {
+// Rows by the tiles of their longest task, most first and equal ones as they come: order[i] is the i-th. A thread has a row; `keys` serves again
+// after the next barrier.
+template <int BUCKET, class Rule> PA_DEVICE void longest_first(const Rule &rule, const unsigned *tiles, unsigned *keys, unsigned *order) {
+    static_assert(BUCKET <= PLANNER_THREADS, "a key has room for so many rows");
+    int row = thread();
+    unsigned key = 0;
+    if (row < BUCKET) {
+        unsigned count = rule.tasks(tiles[row]), longest = count > 0 ? ceil_ratio(tiles[row], count, reciprocal((float)count)) : 0;
+        keys[row] = key = min_of(longest, MAX_TILES - 1) * PLANNER_THREADS + (PLANNER_THREADS - 1 - row);
+    }
+    barrier();
+    if (row >= BUCKET) return;
+    unsigned place = 0;
+    for (int other = 0; other < BUCKET; other++) place += keys[other] > key;
+    order[place] = row;
+}
+
+// Plans in tiles of TILE tokens for at most BUCKET rows (a power of two; at most 256 with MIN_MAX). Rows take their slots as they come, or those
+// with the longest tasks first.
+template <int BUCKET, unsigned TILE, bool MIN_MAX, bool RAGGED, bool LONGEST_FIRST> PA_DEVICE void plan(const PlanArgs &args) {
     static_assert((BUCKET & (BUCKET - 1)) == 0 && (!MIN_MAX || BUCKET <= PLANNER_THREADS), "rows of a planner");
-    PA_SHARED unsigned first[BUCKET], tiles[BUCKET], slots[BUCKET], parts[2][PLANNER_WAVES];
+    PA_SHARED unsigned first[BUCKET], tiles[BUCKET], slots[BUCKET], parts[2][PLANNER_WAVES], order[LONGEST_FIRST ? BUCKET : 1];
     for (int row = thread(); row < BUCKET; row += PLANNER_THREADS) {
         Tiles range = row_tiles<TILE, RAGGED>(args, row);
         first[row] = range.first;
@@ -157,16 +175,25 @@ template <int BUCKET, unsigned TILE, bool MIN_MAX, bool RAGGED> PA_DEVICE void p
             return proportional_rule<BUCKET>(args, tiles, parts);
         }
     }();
-    // A thread's rows are neighbours; their counts wait where their slots will be.
+    if constexpr (LONGEST_FIRST) {
+        longest_first<BUCKET>(rule, tiles, slots, order);
+        barrier();
+    }
+    auto row_at = [&](int place) {
+        if constexpr (LONGEST_FIRST) return (int)order[place];
+        return place;
+    };
+    // A thread's rows follow each other in their order; their counts wait where their slots will be.
     constexpr int ROWS = BUCKET < PLANNER_THREADS ? 1 : BUCKET / PLANNER_THREADS;
     int begin = thread() * ROWS, end = begin < BUCKET ? begin + ROWS : begin;
     unsigned own = 0;
-    for (int row = begin; row < end; row++) own += slots[row] = rule.tasks(tiles[row]);
+    for (int place = begin; place < end; place++) own += slots[place] = rule.tasks(tiles[row_at(place)]);
     Sums sums = block_sums(own, parts[1]);
     unsigned next = sums.before;
-    for (int row = begin; row < end; row++) {
-        unsigned count = slots[row];
-        slots[row] = next;
+    for (int place = begin; place < end; place++) {
+        unsigned count = slots[place];
+        int row = row_at(place);
+        slots[place] = next;
         if (row < args.rows) args.reduce[row] = {(int)next, (int)count};
         next += count;
     }
@@ -174,10 +201,11 @@ template <int BUCKET, unsigned TILE, bool MIN_MAX, bool RAGGED> PA_DEVICE void p
     for (unsigned slot = thread(); slot < (unsigned)args.capacity; slot += PLANNER_THREADS) {
         WorkInfo record = {-1, 0, 0, 0};
         if (slot < sums.all) {
-            int row = 0;  // the last whose slots start at or before this one
-            for (int step = BUCKET / 2; step > 0; step /= 2) row += slots[row + step] <= slot ? step : 0;
-            unsigned after = row + 1 < BUCKET ? slots[row + 1] : sums.all;
-            record = task(row, slot - slots[row], after - slots[row], {first[row], tiles[row]});
+            int place = 0;  // of the last row whose slots start at or before this one
+            for (int step = BUCKET / 2; step > 0; step /= 2) place += slots[place + step] <= slot ? step : 0;
+            unsigned after = place + 1 < BUCKET ? slots[place + 1] : sums.all;
+            int row = row_at(place);
+            record = task(row, slot - slots[place], after - slots[place], {first[row], tiles[row]});
         }
         args.work[slot] = record;
     }

@@ -2,4 +2,4 @@
 // tile; PA_MIN_MAX; PA_RAGGED.
 #include "../common/planner.h"
 
-PA_ENTRY(pa::PLANNER_THREADS) PA_KERNEL(pa::PlanArgs args) { pa::plan<PA_BUCKET, PA_TILE, PA_MIN_MAX, PA_RAGGED>(args); }
+PA_ENTRY(pa::PLANNER_THREADS) PA_KERNEL(pa::PlanArgs args) { pa::plan<PA_BUCKET, PA_TILE, PA_MIN_MAX, PA_RAGGED, true>(args); }

@@ -14,9 +14,10 @@ const LONG_ROW: usize = 4096;
 /// Slots over all KV heads where the caller names no `workgroup_budget`.
 ///
 /// Two a compute unit. On gfx950, a batch with more than one new token a row (MTP verify) pays for its query rows once a task, so it gets
-/// four a (row, KV head), but at least one and at most two a compute unit. On NVIDIA GPUs, whose shared memory one block fills, one a SM; but where
-/// (row, KV head) pairs alone are more than half the SMs, blocks that take turns even uneven rows out: two a SM, and four where there are
-/// more pairs than SMs and rows may attend 4096 tokens or more. Few pairs get no more than they may have tiles.
+/// four a (row, KV head), but at least one and at most two a compute unit. On NVIDIA GPUs one a SM, whose shared memory one block fills, and for few
+/// (row, KV head) pairs no more than they may have tiles. Where pairs alone are more than half the SMs, two, which take turns, the longest first: that
+/// evens uneven rows out. Rows that may attend 4096 tokens or more get four there (with more than one new token a row from more pairs than SMs
+/// on, their query rows cost each task more), and with one new token two from a third of the SMs on.
 pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let pairs = request.rows().saturating_mul(request.kv_heads);
     let each = |slots: usize| arch.compute_units.saturating_mul(slots);
@@ -29,10 +30,17 @@ pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let attended = request.max_context_len.into_iter().chain(request.window).min();
     let long = attended.is_none_or(|most| most >= LONG_ROW);
     let tiles = request.max_context_len.map_or(usize::MAX, |most| most.div_ceil(arch.name.tile_tokens()).max(1));
+    let verifies = request.max_query_len() > 1;
+    // More pairs than these get four slots a SM, or two.
+    let (four, two) = match long {
+        true if verifies => (each(1), each(1) / 2),
+        true => (each(1) / 2, each(1) / 3),
+        false => (usize::MAX, each(1) / 2),
+    };
     match pairs {
-        _ if pairs <= arch.compute_units / 2 => each(1).min(pairs.saturating_mul(tiles)),
-        _ if pairs <= arch.compute_units || !long => each(2),
-        _ => each(4),
+        _ if pairs > four => each(4),
+        _ if pairs > two => each(2),
+        _ => each(1).min(pairs.saturating_mul(tiles)),
     }
 }
 

@@ -1,7 +1,10 @@
 //! A plan as plain records.
 
+use std::cmp::Reverse;
+
 use candle::Result;
 
+use super::split::Rule;
 use super::{PlanRequest, Split, TileRange, capacity};
 use crate::registry::Arch;
 
@@ -11,8 +14,9 @@ pub const PADDING: [i32; 4] = [-1, 0, 0, 0];
 /// A plan as plain records.
 ///
 /// `work[slot] = [row, first tile, end tile, partition index]`, padding is [`PADDING`]; `reduce[row] = [first slot, count]`. The tasks of
-/// a row fill consecutive slots in the order of their tiles, and rows follow each other without gaps, padding last. A row without a task
-/// has count 0, so a task's slot need not be its row's number.
+/// a row fill consecutive slots in the order of their tiles, and rows follow each other without gaps, padding last: on the CPU and AMD GPUs as they
+/// come, on NVIDIA GPUs those with the longest tasks first, which start first then. A row without a task has count 0, so a task's slot need not be
+/// its row's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPlan {
     /// One record a slot.
@@ -42,11 +46,19 @@ impl HostPlan {
         let tiles = reduce.iter().map(|&[first, end]| TileRange { first, end }.tiles());
         let rule = split.rule(tiles, capacity, max_partitions);
         let mut work = Vec::with_capacity(capacity);
-        for (row, entry) in reduce.iter_mut().enumerate() {
+        let mut place = |(row, entry): (usize, &mut [i32; 2])| {
             let range = TileRange { first: entry[0], end: entry[1] };
             let count = rule.tasks(range.tiles());
             *entry = [work.len() as i32, count as i32];
             push_tasks(&mut work, row as i32, range, count);
+        };
+        if arch.name.is_cuda() {
+            let longest = |range: &[i32; 2]| longest_task(TileRange { first: range[0], end: range[1] }.tiles(), &rule);
+            let mut order: Vec<(u32, u32)> = reduce.iter().zip(0..).map(|(range, row)| (longest(range), row)).collect();
+            order.sort_unstable_by_key(|&(longest, row)| (Reverse(longest), row));
+            order.into_iter().for_each(|(_, row)| place((row as usize, &mut reduce[row as usize])));
+        } else {
+            reduce.iter_mut().enumerate().for_each(place);
         }
         work.resize(capacity, PADDING);
         Ok(Self { work, reduce })
@@ -81,6 +93,11 @@ impl HostPlan {
     pub fn tasks(&self) -> usize {
         self.work.iter().filter(|record| record[0] >= 0).count()
     }
+}
+
+/// Tiles of the longest task of a row of `tiles`, as rows are placed by them: the device's planner has 24 bits for it.
+fn longest_task(tiles: u32, rule: &Rule) -> u32 {
+    tiles.div_ceil(rule.tasks(tiles).max(1)).min((1 << 24) - 1)
 }
 
 /// Appends the `count` tasks of `row`: task i starts at `floor(i * tiles / count)` of the range.

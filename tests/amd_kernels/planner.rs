@@ -1,6 +1,6 @@
 //! The device planner gives the host planner's records.
 
-use candle_paged_attn::plan::{HostPlan, PlanRequest, PlannerBlock, Split, TILE_TOKENS, batch_bucket};
+use candle_paged_attn::plan::{HostPlan, PlanRequest, PlannerBlock, Split, batch_bucket};
 use candle_paged_attn::registry::Arch;
 use cdna_sim::{Counters, Memory, Module};
 use rand::seq::IndexedRandom;
@@ -15,13 +15,20 @@ const BUCKETS: [usize; 5] = [1, 16, 64, 128, 256];
 const LARGE_BUCKETS: [usize; 2] = [1024, 4096];
 
 fn planner(arch: &str, bucket: usize, split: Split, ragged: bool) -> Module {
-    planner_of_tiles(TILE_TOKENS, arch, bucket, split, ragged)
+    planner_of(&Arch::gfx950(), arch, bucket, split, ragged)
 }
 
-fn planner_of_tiles(tile: usize, arch: &str, bucket: usize, split: Split, ragged: bool) -> Module {
+/// The planner of `plans`' tiles and order for the simulated `arch`.
+fn planner_of(plans: &Arch, arch: &str, bucket: usize, split: Split, ragged: bool) -> Module {
     let flag = |on| if on { "1" } else { "0" };
-    let (bucket, tile) = (bucket.to_string(), tile.to_string());
-    let defines = [("PA_BUCKET", &*bucket), ("PA_TILE", &*tile), ("PA_MIN_MAX", flag(split == Split::MinMax)), ("PA_RAGGED", flag(ragged))];
+    let (bucket, tile) = (bucket.to_string(), plans.name.tile_tokens().to_string());
+    let defines = [
+        ("PA_BUCKET", &*bucket),
+        ("PA_TILE", &*tile),
+        ("PA_MIN_MAX", flag(split == Split::MinMax)),
+        ("PA_RAGGED", flag(ragged)),
+        ("PA_LONGEST_FIRST", flag(plans.name.is_cuda())),
+    ];
     module("plan", arch, &defines)
 }
 
@@ -105,7 +112,8 @@ impl Batch {
 
 /// Random batches of up to `most` rows give the host's records.
 fn agrees(arch: &Arch, name: &str, split: Split, buckets: &[usize], batches: u64) {
-    let planners: Vec<_> = buckets.iter().flat_map(|&bucket| [false, true].map(|ragged| planner(name, bucket, split, ragged))).collect();
+    let planners: Vec<_> =
+        buckets.iter().flat_map(|&bucket| [false, true].map(|ragged| planner_of(arch, name, bucket, split, ragged))).collect();
     let most = buckets[buckets.len() - 1];
     (0..batches).into_par_iter().for_each(|seed| {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -156,12 +164,13 @@ fn extremes() {
     }
 }
 
-/// The same planner with NVIDIA's smaller tiles: 2^24 a row, 2^32 in all.
+/// The same planner with NVIDIA's smaller tiles, 2^24 a row and 2^32 in all, and its order, the longest tasks first.
 #[test]
-fn tiles_of_128_tokens() {
+fn nvidias_tiles_and_order() {
     require_clang!();
     let arch = Arch::sm90();
-    let planner = planner_of_tiles(arch.name.tile_tokens(), "gfx950", 256, Split::MinMax, false);
+    agrees(&arch, "gfx950", Split::MinMax, &BUCKETS, 500);
+    let planner = planner_of(&arch, "gfx950", 256, Split::MinMax, false);
     let longest = vec![i32::MAX; 256];
     let mut rng = StdRng::seed_from_u64(12);
     let random: Vec<i32> = (0..200).map(|_| rng.random_range(0..100_000)).collect();

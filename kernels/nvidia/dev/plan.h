@@ -33,9 +33,18 @@ inline Plan plan(const std::vector<int>& contexts, const std::vector<int>& query
         }
     }
     Plan plan;
-    for (int row = 0; row < rows; row++) {
+    // The longest tasks first.
+    std::vector<int> order(rows);
+    for (int row = 0; row < rows; row++) order[row] = row;
+    auto longest = [&](int row) {
+        const int tiles = ranges[row].second - ranges[row].first;
+        return tiles ? (tiles + tasks(tiles, bound) - 1) / tasks(tiles, bound) : 0;
+    };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return longest(a) > longest(b); });
+    plan.reduce.resize(rows);
+    for (int row : order) {
         const int64_t tiles = ranges[row].second - ranges[row].first, count = tasks(int(tiles), bound);
-        plan.reduce.push_back({int(plan.work.size()), int(count)});
+        plan.reduce[row] = {int(plan.work.size()), int(count)};
         for (int64_t i = 0; i < count; i++) {
             plan.work.push_back({row, int(ranges[row].first + i * tiles / count), int(ranges[row].first + (i + 1) * tiles / count), int(i)});
         }
