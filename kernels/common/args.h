@@ -44,7 +44,7 @@ struct TileArgs {
 // head_dim (256 dims where that divides it, else 128, else 64; token major), y q heads, z sequences. Blocks of PA_THREADS (64, 256 or 1024).
 struct ReduceArgs {
     const ReduceInfo *reduce;  // [plan_rows], or null: plan-free, each row is one task in the slot of its number
-    const float *partial;      // as TileArgs::out
+    const float *partial;      // as TileArgs::out, or CudaTileArgs::partial
     const float *statistics;   // float2, as the tile's
     const float *sinks;        // [q_heads], or null
     const int *query_start;    // or null

@@ -19,7 +19,7 @@ struct CudaTileArgs {
     const float *sinks;          // [q heads], or null
     void *out;                   // the call's output
     float *lse;                  // [q rows, q heads], or null
-    float *partial;              // F32 [slots, KV heads, rows, head_dim]: all scales applied, not divided by the sum
+    void *partial;               // [slots, KV heads, rows, head_dim], all scales applied, not divided by the sum: F32, or F16 (Traits::DIRECT)
     void *statistics;            // float2 [slots, KV heads, rows]
     long table_row, q_row, q_head, out_row, out_head;
     Paged key_stride, value_stride, k_scale_stride, v_scale_stride;

@@ -107,7 +107,7 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
                 }
             }
 #pragma unroll
-            for (int s = 0; s < T::K_STEPS; s++) {
+            for (int s = 0; s < T::K_STEPS && !T::COPIED_QUERY; s++) {
                 q.a[m][s][h] ^= sign, q.a[m][s][2 + h] ^= sign;
             }
             q.scale[m][h] = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale * factor;
@@ -159,6 +159,44 @@ __device__ __forceinline__ void warp_scores(float (&s)[T::M_TILES][T::N_TILES][4
             }
         }
     }
+}
+
+// Calls f(row, piece, where it is) for the 16-byte pieces of the query in shared memory that are this thread's.
+template <class T, class F>
+__device__ __forceinline__ void each_query_piece(u32 rows, int thread, F f) {
+    constexpr int PIECES = T::HEAD_DIM / 8, ALL = T::ROWS * PIECES;
+#pragma unroll
+    for (int i = 0; i < (ALL + T::THREADS - 1) / T::THREADS; i++) {
+        const int at = i * T::THREADS + thread, row = at / PIECES, piece = at % PIECES;
+        if (ALL % T::THREADS == 0 || at < ALL) f(row, piece, rows + wide_swizzled<T>(row, piece));
+    }
+}
+
+// Copies the query rows of the CTA to where a warpgroup's products read them; rows past the last are zeros.
+template <class T>
+__device__ __forceinline__ void copy_query(const CudaTileArgs& p, const Task& task, u32 rows, int thread) {
+    const u16* q = static_cast<const u16*>(p.q) + task.sequence * p.q_sequence + task.query_first * p.q_row;
+    const bool aligned = ((reinterpret_cast<u64>(p.q) | u64((p.q_sequence | p.q_row | p.q_head) * 2)) & 15) == 0;
+    each_query_piece<T>(rows, thread, [&](int r, int piece, u32 to) {
+        const int row = task.first_row + r;
+        const bool real = row < task.rows;
+        const int query = real ? row / T::GROUP : 0, head = real ? task.head * T::GROUP + row % T::GROUP : 0;
+        const u16* src = q + query * p.q_row + head * p.q_head + piece * 8;
+        if (aligned) return copy16<false>(to, src, real);
+#pragma unroll
+        for (int word = 0; word < 4; word++) copy4(to + 4 * word, src + 2 * word, real);
+    });
+}
+
+// The other sign for what this thread has copied of the query.
+template <class T>
+__device__ __forceinline__ void negate_query(u32 rows, int thread) {
+    each_query_piece<T>(rows, thread, [&](int, int, u32 at) {
+        u32 words[4];
+        load_shared16(words, at);
+#pragma unroll
+        for (int i = 0; i < 4; i++) store_shared4(at + 4 * i, words[i] ^ 0x80008000u);
+    });
 }
 
 // A warpgroup's query rows in shared memory, as its products read them.

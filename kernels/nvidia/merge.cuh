@@ -13,14 +13,20 @@ __device__ __forceinline__ void store_row(const CudaTileArgs& p, const Task& tas
                                     p.lse ? p.lse + query * p.kv_heads * T::GROUP + head : nullptr, p.sinks, int(head), x, channel == 0);
 }
 
+// Which of the partial results is that of row `row` of a task.
+template <class T>
+__device__ __forceinline__ i64 partial_row(const CudaTileArgs& p, const Task& task, int row) {
+    return (i64(task.slot) * (T::Opt::PER_HEAD ? 1 : p.kv_heads) + (T::Opt::PER_HEAD ? 0 : task.head)) * p.rows + row;
+}
+
 // Four channels of a row of a task: the output where the task is the whole of its row, else a partial result.
 template <class T>
 __device__ __forceinline__ void store_merged(const CudaTileArgs& p, const Task& task, bool whole, int row, int channel, const Joined& x) {
     if (whole) {
         store_row<T>(p, task, row, channel, x);
     } else {
-        const i64 at = (i64(task.slot) * (T::Opt::PER_HEAD ? 1 : p.kv_heads) + (T::Opt::PER_HEAD ? 0 : task.head)) * p.rows + row;
-        *reinterpret_cast<float4*>(p.partial + at * T::HEAD_DIM + channel) = x.o;
+        const i64 at = partial_row<T>(p, task, row);
+        *reinterpret_cast<float4*>(static_cast<float*>(p.partial) + at * T::HEAD_DIM + channel) = x.o;
         if (channel == 0) static_cast<float2*>(p.statistics)[at] = {x.max, x.sum};
     }
 }

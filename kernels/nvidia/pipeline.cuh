@@ -53,7 +53,12 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
     const int walker = task.rank * T::GROUPS + group, chunks = (all - walker + T::WALKERS - 1) / T::WALKERS;
     PageIds<T> pages;
     pages.start(p, task, walker, lane);
-    fetch_query<T>(q, p, task, task.first_row + row, lane);
+    if constexpr (T::COPIED_QUERY) {
+        copy_query<T>(p, task, query, group * T::GROUP_THREADS + thread);
+        copies_commit();
+    } else {
+        fetch_query<T>(q, p, task, task.first_row + row, lane);
+    }
 #pragma unroll
     for (int stage = 0; stage < AHEAD; stage++) {
         if (stage < chunks) load_chunk<T>(p, task, pages, walker, stage, ring + stage * T::STAGE_BYTES, thread);
@@ -61,7 +66,12 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
     }
     prepare_query<T>(q, p, k_scale);
     if constexpr (T::WARPGROUP) {
-        if (group == 0) store_query<T>(q, query, row, lane);
+        if constexpr (T::COPIED_QUERY) {
+            copies_wait<AHEAD>();
+            if (p.scale_log2 < 0.0f) negate_query<T>(query, group * T::GROUP_THREADS + thread);
+        } else {
+            if (group == 0) store_query<T>(q, query, row, lane);
+        }
         fence_async_proxy();
         __syncthreads();
     }

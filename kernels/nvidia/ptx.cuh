@@ -78,6 +78,13 @@ __device__ __forceinline__ bool any_of_group(int id, int threads, bool x) {
     return r != 0;
 }
 
+// SMs of the GPU, or a few more.
+__device__ __forceinline__ u32 sm_count() {
+    u32 r;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(r));
+    return r;
+}
+
 // Counts towards a barrier that others wait at.
 __device__ __forceinline__ void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 

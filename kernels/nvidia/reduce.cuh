@@ -29,53 +29,143 @@ __device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 
     }
 }
 
-// WARPS warps of a row take every WARPS-th partial, then meet; a block has ROWS rows, query heads side by side, or a SPLIT-th of a row's channels:
-// a warp reads SPLIT partials at once then. Rows of one task or none are not its business.
-template <class Element, int HEAD_DIM, bool RAGGED, bool PER_HEAD, int WARPS, int ROWS, int SPLIT>
-__device__ __forceinline__ void reduce(const ReduceArgs& p) {
-    constexpr int CHANNELS = HEAD_DIM / SPLIT, LANES = SPLIT == 1 ? 32 : CHANNELS / 4, AT_ONCE = 32 / LANES;
-    constexpr int VECTORS = (CHANNELS + 127) / 128, AHEAD = VECTORS > 1 ? 4 : 8 / AT_ONCE;
-    static_assert(SPLIT == 1 || (HEAD_DIM % SPLIT == 0 && LANES * 4 == CHANNELS && AT_ONCE * LANES == 32), "lanes share a warp's partials evenly");
-    static_assert(WARPS == 1 ? SPLIT == 1 : ROWS == 1, "rows that need no meeting share a block");
-    __shared__ float4 outs[WARPS][VECTORS * 32];
-    __shared__ float2 ends[WARPS];
+// Where element `at` of the partial results is.
+template <bool HALF>
+__device__ __forceinline__ const u8* partial_at(const void* partial, i64 at) {
+    return static_cast<const u8*>(partial) + at * (HALF ? 2 : 4);
+}
+
+__device__ __forceinline__ float4 widen_four(u32 low, u32 high) {
+    const float2 x = F16::unpack(low), y = F16::unpack(high);
+    return {x.x, x.y, y.x, y.y};
+}
+
+// Four channels of a partial result.
+template <bool HALF>
+__device__ __forceinline__ float4 load_four(const void* partial, i64 at) {
+    const u8* from = partial_at<HALF>(partial, at);
+    if constexpr (!HALF) return *reinterpret_cast<const float4*>(from);
+    const uint2 x = *reinterpret_cast<const uint2*>(from);
+    return widen_four(x.x, x.y);
+}
+
+// 16 bytes of a partial result.
+template <bool HALF>
+__device__ __forceinline__ void load_piece(float4* o, const void* partial, i64 at) {
+    if constexpr (HALF) {
+        const uint4 x = *reinterpret_cast<const uint4*>(partial_at<true>(partial, at));
+        o[0] = widen_four(x.x, x.y), o[1] = widen_four(x.z, x.w);
+    } else {
+        o[0] = load_four<false>(partial, at);
+    }
+}
+
+// The partial results of a row that are to be merged.
+struct RowParts {
+    int first, end;      // slots
+    i64 slot_rows, row;  // the rows of a slot, and which of them it is
+
+    __device__ __forceinline__ i64 at(int part) const { return part * slot_rows + row; }
+};
+
+// Rows of one task or none are not the reducer's business: they have no parts.
+template <bool PER_HEAD>
+__device__ __forceinline__ RowParts find_parts(const ReduceArgs& p, int sequence, int token, int head) {
+    const int group = p.q_heads / p.kv_heads, kv_head = head / group;
+    const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
+    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(token) * group + head % group;
+    return {info.first_slot, info.first_slot + (info.count > 1 ? info.count : 0), i64(PER_HEAD ? 1 : p.kv_heads) * p.rows, row};
+}
+
+// Few partial results a row: 32 lanes have a row, or fewer where 16 bytes each are all of it. Grid: x blocks of a sequence's query rows (token
+// major, then heads), z sequences.
+template <class Element, bool HALF, int HEAD_DIM, bool RAGGED, bool PER_HEAD, int THREADS>
+__device__ __forceinline__ void reduce_few(const ReduceArgs& p) {
+    constexpr int QUADS = HALF ? 2 : 1, N = 4 * QUADS, PIECES = (HEAD_DIM + N - 1) / N;
+    constexpr int LANES = PIECES > 16 ? 32 : PIECES > 8 ? 16 : PIECES > 4 ? 8 : PIECES > 2 ? 4 : PIECES;
+    constexpr int VECTORS = (PIECES + LANES - 1) / LANES, AHEAD = VECTORS > 1 ? 2 : 4;
     launch_next_kernel();
-    const int token = blockIdx.x / SPLIT, slice = blockIdx.x % SPLIT * CHANNELS;
-    const int warp = ROWS == 1 ? threadIdx.x / 32 : 0, lane = threadIdx.x % 32, head = blockIdx.y * ROWS + (ROWS == 1 ? 0 : threadIdx.x / 32);
-    if (ROWS > 1 && head >= p.q_heads) return;
-    const int group = p.q_heads / p.kv_heads, kv_head = head / group, sequence = blockIdx.z;
+    const int row = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int token = row / p.q_heads, head = row % p.q_heads, sequence = blockIdx.z;
     // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
     // and the addresses of the partials brought near.
     const int2 queries = RAGGED ? ragged_queries(p.query_start, sequence, p.q_rows) : int2{sequence * p.query_len, p.query_len};
-    const int query_first = queries.x, query_len = queries.y;
-    const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
-    const int first = info.first_slot, end = first + info.count;
-    if (info.count <= 1 || token >= query_len) {
+    RowParts parts = find_parts<PER_HEAD>(p, sequence, token, head);
+    if (token >= queries.y) parts.end = parts.first;
+    for (int part = parts.first; part < parts.end; part++) {
+        const i64 at = parts.at(part);
+        if (lane == 0) prefetch_l2(p.statistics + at * 2);
+        if (lane % 8 == 0) prefetch_l2(partial_at<HALF>(p.partial, at * HEAD_DIM + min(lane * N, HEAD_DIM - N)));
+    }
+    // Whatever there is to do, or this kernel could end before the tiles, and what follows it in the stream start.
+    wait_for_previous_kernel();
+    if (parts.first == parts.end) return;
+    Joined x[VECTORS * QUADS];
+    for (int start = parts.first; start < parts.end; start += AHEAD) {
+        float2 ml[AHEAD];
+        float4 o[AHEAD][VECTORS * QUADS] = {};
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const i64 at = parts.at(start + i);
+            const bool real = start + i < parts.end;
+            ml[i] = real ? *reinterpret_cast<const float2*>(p.statistics + at * 2) : float2{neg_inf(), 0.0f};
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                if (real) load_piece<HALF>(o[i] + v * QUADS, p.partial, at * HEAD_DIM + min((v * LANES + lane) * N, HEAD_DIM - N));
+            }
+        }
+        add_partials<AHEAD, VECTORS * QUADS>(x, ml, o);
+    }
+    const i64 query = queries.x + token;
+    const i64 out = sequence * p.out_sequence + query * p.out_row + head * p.out_head;
+    float* lse = p.lse ? p.lse + query * p.q_heads + head : nullptr;
+#pragma unroll
+    for (int i = 0; i < VECTORS * QUADS; i++) {
+        const int channel = (i / QUADS * LANES + lane) * N + i % QUADS * 4;
+        if (channel < HEAD_DIM) store_output<Element>(p.out, out + channel, lse, p.sinks, head, x[i], channel == 0);
+    }
+}
+
+// Many partial results a row: WARPS warps take every WARPS-th, then meet; a block has one row, or a SPLIT-th of its channels: a warp reads SPLIT
+// partials at once then. Grid: x query rows of a sequence times SPLIT (token major), y query heads, z sequences.
+template <class Element, bool HALF, int HEAD_DIM, bool RAGGED, bool PER_HEAD, int WARPS, int SPLIT>
+__device__ __forceinline__ void reduce_many(const ReduceArgs& p) {
+    constexpr int CHANNELS = HEAD_DIM / SPLIT, LANES = SPLIT == 1 ? 32 : CHANNELS / 4, AT_ONCE = 32 / LANES;
+    constexpr int VECTORS = (CHANNELS + 127) / 128, AHEAD = VECTORS > 1 ? 4 : 8 / AT_ONCE;
+    static_assert(SPLIT == 1 || (HEAD_DIM % SPLIT == 0 && LANES * 4 == CHANNELS && AT_ONCE * LANES == 32), "lanes share a warp's partials evenly");
+    __shared__ float4 outs[WARPS][VECTORS * 32];
+    __shared__ float2 ends[WARPS];
+    launch_next_kernel();
+    const int token = blockIdx.x / SPLIT, slice = blockIdx.x % SPLIT * CHANNELS, head = blockIdx.y, sequence = blockIdx.z;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
+    // and the addresses of the partials brought near.
+    const int2 queries = RAGGED ? ragged_queries(p.query_start, sequence, p.q_rows) : int2{sequence * p.query_len, p.query_len};
+    const RowParts parts = find_parts<PER_HEAD>(p, sequence, token, head);
+    if (parts.first == parts.end || token >= queries.y) {
         wait_for_previous_kernel();  // or this kernel could end before the tiles, and what follows it in the stream start
         return;
     }
-    const i64 slot_rows = i64(PER_HEAD ? 1 : p.kv_heads) * p.rows;
-    const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(token) * group + head % group, query = query_first + token;
-    for (int part = warp * 32 + lane; part < end - first; part += WARPS * 32) {
-        const i64 at = (first + part) * slot_rows + row;
+    for (int part = parts.first + threadIdx.x; part < parts.end; part += WARPS * 32) {
+        const i64 at = parts.at(part);
         prefetch_l2(p.statistics + at * 2);
-        prefetch_l2(p.partial + at * HEAD_DIM + slice);
+        prefetch_l2(partial_at<HALF>(p.partial, at * HEAD_DIM + slice));
     }
     wait_for_previous_kernel();
     Joined x[VECTORS];
-    for (int start = first + warp * AT_ONCE; start < end; start += WARPS * AT_ONCE * AHEAD) {
+    for (int start = parts.first + warp * AT_ONCE; start < parts.end; start += WARPS * AT_ONCE * AHEAD) {
         float2 ml[AHEAD];
         float4 o[AHEAD][VECTORS];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int part = start + i * WARPS * AT_ONCE + lane / LANES;
-            const i64 at = part * slot_rows + row;
-            const bool real = part < end;
+            const i64 at = parts.at(part);
+            const bool real = part < parts.end;
             ml[i] = real ? *reinterpret_cast<const float2*>(p.statistics + at * 2) : float2{neg_inf(), 0.0f};
 #pragma unroll
             for (int j = 0; j < VECTORS; j++) {
                 o[i][j] = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (real) o[i][j] = *reinterpret_cast<const float4*>(p.partial + at * HEAD_DIM + slice + min((j * 32 + lane % LANES) * 4, CHANNELS - 4));
+                if (real) o[i][j] = load_four<HALF>(p.partial, at * HEAD_DIM + slice + min((j * 32 + lane % LANES) * 4, CHANNELS - 4));
             }
         }
         add_partials<AHEAD, VECTORS>(x, ml, o);
@@ -87,28 +177,21 @@ __device__ __forceinline__ void reduce(const ReduceArgs& p) {
         const float4 o = x[0].o;
         x[0].add({other(x[0].max), other(x[0].sum)}, {other(o.x), other(o.y), other(o.z), other(o.w)});
     }
+    const i64 query = queries.x + token;
     float* lse = p.lse ? p.lse + query * p.q_heads + head : nullptr;
     const i64 out = sequence * p.out_sequence + query * p.out_row + head * p.out_head;
-    if constexpr (WARPS == 1) {
 #pragma unroll
-        for (int j = 0; j < VECTORS; j++) {
-            const int channel = (j * 32 + lane) * 4;
-            if (channel < HEAD_DIM) store_output<Element>(p.out, out + channel, lse, p.sinks, head, x[j], channel == 0);
-        }
-    } else {
+    for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
+    if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
+    __syncthreads();
+    for (int piece = threadIdx.x; piece < CHANNELS / 4; piece += WARPS * 32) {
+        Joined all[1];
+        float2 ml[WARPS];
+        float4 o[WARPS][1];
 #pragma unroll
-        for (int j = 0; j < VECTORS; j++) outs[warp][j * 32 + lane] = x[j].o;
-        if (lane == 0) ends[warp] = {x[0].max, x[0].sum};
-        __syncthreads();
-        for (int piece = threadIdx.x; piece < CHANNELS / 4; piece += WARPS * 32) {
-            Joined all[1];
-            float2 ml[WARPS];
-            float4 o[WARPS][1];
-#pragma unroll
-            for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
-            add_partials<WARPS, 1>(all, ml, o);
-            store_output<Element>(p.out, out + slice + piece * 4, lse, p.sinks, head, all[0], slice + piece == 0);
-        }
+        for (int i = 0; i < WARPS; i++) ml[i] = ends[i], o[i][0] = outs[i][piece];
+        add_partials<WARPS, 1>(all, ml, o);
+        store_output<Element>(p.out, out + slice + piece * 4, lse, p.sinks, head, all[0], slice + piece == 0);
     }
 }
 

@@ -9,6 +9,7 @@
 //   PA_PER_HEAD, PA_RAGGED, PA_WINDOW, PA_SOFTCAP   0 or 1
 //   PA_TILE          tokens of the plan's tile
 //   PA_M_TILES, PA_ROW_WARPS, PA_GROUPS, PA_STAGES, PA_CHUNK, PA_CLUSTER, PA_WARPGROUP   the shape: see traits.cuh
+//   PA_PARTIAL       what the host takes partial results for: 0 F32, 1 F16
 //   PA_SHARED_BYTES  what the host reserves
 #include "tile.cuh"
 
@@ -23,6 +24,7 @@ using Specialized = Traits<Element<PA_KV>::Type, Element<PA_QUERY>::Type, PA_HEA
                            Shape<PA_M_TILES, PA_ROW_WARPS, PA_GROUPS, PA_STAGES, PA_CHUNK, PA_CLUSTER, PA_WARPGROUP>,
                            Options<PA_SCALES, PA_WINDOW, PA_SOFTCAP, PA_RAGGED, PA_PER_HEAD>>;
 static_assert(Specialized::SMEM_BYTES == PA_SHARED_BYTES, "the host's formula for shared memory is not this one");
+static_assert(Specialized::DIRECT == PA_PARTIAL, "the host takes partial results for another type");
 static_assert(PA_QUERY < 2 && PA_KV < 3 && PA_LAYOUT >= 2, "not this tile's");
 
 }  // namespace pa

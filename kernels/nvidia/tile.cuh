@@ -2,11 +2,18 @@
 #pragma once
 
 #include "cluster.cuh"
+#include "direct.cuh"
 #include "narrow.cuh"
 #include "task.cuh"
 #include "transposed.cuh"
 
 namespace pa {
+
+// Whether this CTA presumably starts when others have ended, so that the kernel before is over. Only where two share an SM: others are few.
+template <class T>
+__device__ __forceinline__ bool is_late() {
+    return T::BLOCKS_AN_SM > 1 && blockIdx.x + gridDim.x * blockIdx.z >= T::BLOCKS_AN_SM * sm_count();
+}
 
 // Brings near what a group reads first while the kernel before may still run: that may be writing the records, and all that is read here is read
 // again after the wait. Where it was measured to cost more than it brings there is none of it.
@@ -14,7 +21,7 @@ template <class T>
 __device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
     Task task;
     PageIds<T> pages;
-    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || !read_task<T>(task, p, at)) return;
+    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || is_late<T>() || !read_task<T>(task, p, at)) return;
     const int walker = at.rank * T::GROUPS + group;
     pages.start(p, task, walker, thread % 32);
     hint_first_chunk<T>(p, task, pages, walker, thread);
@@ -69,16 +76,22 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
             Query<T> q;
             walk<T>(state, q, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
-            copies_wait<0>();
-            sync_block<T>();
+            if constexpr (T::GROUPS > 1 || !T::DIRECT) {
+                copies_wait<0>();
+                sync_block<T>();
+            }
             if constexpr (T::CLUSTER > 1) cluster_arrive();  // this CTA's ring may be sent to
-            publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
+            if constexpr (T::DIRECT) {
+                finish_states<T>(p, task, whole, state, q, merge, group, row, thread % 32);
+            } else {
+                publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
+            }
         }
-        sync_block<T>();
-        if constexpr (T::CLUSTER == 1) {
-            merge_task<T>(p, task, whole, merge, thread);
-        } else {
+        if constexpr (!T::DIRECT) sync_block<T>();
+        if constexpr (T::CLUSTER > 1) {
             merge_cluster<T>(p, task, whole, merge, thread);
+        } else if constexpr (!T::DIRECT) {
+            merge_task<T>(p, task, whole, merge, thread);
         }
     }
     if (clears) clear_row<T>(p, at, thread);

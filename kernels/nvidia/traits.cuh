@@ -154,6 +154,9 @@ struct Traits {
     static constexpr bool PACKED = FP8 && !WARPGROUP;
     static_assert(!WARPGROUP || (M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16");
 
+    // A warpgroup's query that needs no conversion is copied to where its products read it.
+    static constexpr bool COPIED_QUERY = WARPGROUP && !FP8 && Same<Compute, Query>::value;
+
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
     // Threads beside those that copy for a group.
     static constexpr int HELPERS = NARROW ? 64 : 0, ALL_THREADS = THREADS + GROUPS * HELPERS;
@@ -180,6 +183,11 @@ struct Traits {
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
 
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
+
+    // By the shared memory of an SM of compute capability 9.0, of which each takes 1 KB more.
+    static constexpr u32 BLOCKS_AN_SM = (228 << 10) / (SMEM_BYTES + 1024);
+    // 16-bit caches: the groups are merged out of their registers, and partial results are F16 (direct.cuh).
+    static constexpr bool DIRECT = CLUSTER == 1 && !FP8 && M_TILES == 1 && OUT_TILES % (4 * GROUPS) == 0;
 
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
     static_assert(!NARROW || (HEAD_DIM == 128 && GROUPS <= 2 && STAGES >= 3), "a row is swizzled as a whole; groups have seven barriers each");

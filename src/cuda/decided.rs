@@ -99,9 +99,9 @@ impl Decided {
 
     /// How results of a row's tasks are merged where there are several.
     pub fn reducer_cut(&self, arch: &Arch) -> ReducerCut {
-        let Shapes { batch, q_heads, dims, .. } = &self.shapes;
+        let Shapes { batch, q_heads, .. } = &self.shapes;
         let rows = batch.saturating_mul(self.query_len).saturating_mul(*q_heads);
-        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, dims.head_dim, arch.compute_units)
+        reducer_cut(self.slots().div_ceil(self.plan_rows().max(1)), rows, &self.selection, arch.compute_units)
     }
 
     /// Whether a row may have several tasks, whose results are merged.

@@ -329,7 +329,8 @@ impl Checked<'_> {
         let planned = room.scratch(if self.decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
         let zero_lens = room.scratch(if self.has_no_pages() { plan_rows * 4 } else { 0 });
         let states = if self.decided.is_split() { slots * self.heads_of_a_slot() * self.slot_rows() } else { 0 };
-        let (partial, statistics) = (room.scratch(states * shapes.dims.head_dim * 4), room.scratch(states * 8));
+        let channel = if specialize::leaves_f16(&self.decided.selection) { 2 } else { 4 };
+        let (partial, statistics) = (room.scratch(states * shapes.dims.head_dim * channel), room.scratch(states * 8));
         Laid { room, smalls: offsets, records, planned, zero_lens, partial, statistics }
     }
 
@@ -462,15 +463,15 @@ impl Checked<'_> {
     fn reducer(&self) -> Result<(Kernel, LaunchShape)> {
         let Decided { shapes, query_len, .. } = &self.decided;
         let cut = self.decided.reducer_cut(&self.gpu.arch);
-        let (heads, threads) = specialize::reducer_block(cut.warps);
         let ragged = self.op.options.query_start.is_some();
         let kernel = self.gpu.reducer(&self.stream, shapes.dims.head_dim, shapes.q_dtype, ragged, shapes.per_head, cut)?;
+        let [rows, heads] = cut.grid(*query_len, shapes.q_heads, shapes.dims.head_dim);
         let grid = [
-            count("query rows", query_len.saturating_mul(cut.split), i32::MAX as usize)?,
-            count("query heads", shapes.q_heads.div_ceil(heads), MOST_YZ)?,
+            count("query rows", rows, i32::MAX as usize)?,
+            count("query heads", heads, MOST_YZ)?,
             count("sequences", shapes.batch, MOST_YZ)?,
         ];
-        Ok((kernel, LaunchShape { threads: threads as u32, grid }))
+        Ok((kernel, LaunchShape { threads: cut.threads() as u32, grid }))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::gpu::specialize::{self as shared, defines, kv_code, layout_code, mark
 use crate::jit::{Source, Specialization};
 use crate::plan::{PlannerBlock, Split};
 pub use crate::registry::REDUCER_WARPS;
-use crate::registry::{Arch, ArchName, M_TILE_ROWS, Selection, block_rows, reducer_warps};
+use crate::registry::{self, Arch, ArchName, M_TILE_ROWS, Selection, block_rows, reducer_warps};
 
 /// The attention kernel of a selection for an NVIDIA GPU.
 ///
@@ -38,6 +38,7 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
             ("PA_CHUNK", shape.chunk),
             ("PA_CLUSTER", shape.cluster),
             ("PA_WARPGROUP", usize::from(shape.warpgroup)),
+            ("PA_PARTIAL", usize::from(leaves_f16(selection))),
         ]),
     }
     let switches =
@@ -51,12 +52,6 @@ pub fn tile(selection: &Selection) -> Result<Specialization> {
     })
 }
 
-/// Query heads of a reducer's block, and its threads.
-#[cfg(feature = "cuda")]
-pub(crate) fn reducer_block(warps: usize) -> (usize, usize) {
-    if warps == 1 { (4, 128) } else { (1, warps * 32) }
-}
-
 /// How a row of the reducer is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReducerCut {
@@ -64,6 +59,31 @@ pub struct ReducerCut {
     pub warps: usize,
     /// Blocks that share the channels: 1, or with more than one warp [`REDUCER_SPLIT`].
     pub split: usize,
+    /// Whether partial results are F16 ([`leaves_f16`]).
+    pub f16: bool,
+}
+
+#[cfg(feature = "cuda")]
+impl ReducerCut {
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> usize {
+        if self.warps == 1 { 256 } else { self.warps * 32 }
+    }
+
+    /// The grid's x and y for sequences of `query_len` query rows of `q_heads`: with one warp a row a block has as many rows as its lanes can take
+    /// 16 bytes each, or 32 a row.
+    pub(crate) fn grid(&self, query_len: usize, q_heads: usize, head_dim: usize) -> [usize; 2] {
+        if self.warps > 1 {
+            return [query_len.saturating_mul(self.split), q_heads];
+        }
+        let lanes = head_dim.div_ceil(if self.f16 { 8 } else { 4 }).next_power_of_two().min(32);
+        [query_len.saturating_mul(q_heads).div_ceil(self.threads() / lanes), 1]
+    }
+}
+
+/// Whether the kernel of a selection leaves partial results in F16; the others are F32.
+pub fn leaves_f16(selection: &Selection) -> bool {
+    registry::leaves_f16(&selection.key)
 }
 
 /// Blocks that share the channels of a row where any do.
@@ -71,19 +91,22 @@ pub const REDUCER_SPLIT: usize = 4;
 
 /// The cut for `rows` (sequence, query token, query head) of up to `partials` partial results each: blocks share channels where most of the SMs
 /// would be idle without that.
-pub(crate) fn reducer_cut(partials: usize, rows: usize, head_dim: usize, sms: usize) -> ReducerCut {
+pub(crate) fn reducer_cut(partials: usize, rows: usize, selection: &Selection, sms: usize) -> ReducerCut {
+    let head_dim = selection.key.head_dim;
     let warps = reducer_warps(partials);
     let divides = head_dim.is_power_of_two() && (64..=512).contains(&head_dim);
-    ReducerCut { warps, split: if warps > 1 && divides && rows <= sms / 2 { REDUCER_SPLIT } else { 1 } }
+    let split = if warps > 1 && divides && rows <= sms / 2 { REDUCER_SPLIT } else { 1 };
+    ReducerCut { warps, split, f16: leaves_f16(selection) }
 }
 
 /// The reducer of partial results of `head_dim` channels into an output of `output` dtype.
 pub fn reduce(arch: ArchName, head_dim: usize, output: DType, ragged: bool, per_head: bool, cut: ReducerCut) -> Result<Specialization> {
-    let ReducerCut { warps, split } = cut;
-    let marks = [mark(split > 1, "_split"), mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
+    let ReducerCut { warps, split, f16 } = cut;
+    let marks = [mark(f16, "_halves"), mark(split > 1, "_split"), mark(ragged, "_ragged"), mark(per_head, "_per_head")].concat();
     let kernel = format!("pa_reduce_d{head_dim}_{}_w{warps}{marks}", query_name(output)?);
     let number = [("PA_HEAD_DIM", head_dim), ("PA_QUERY", query_code(output)?), ("PA_WARPS", warps), ("PA_SPLIT", split)];
-    Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &[("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)])))
+    let switches = [("PA_PARTIAL", f16), ("PA_RAGGED", ragged), ("PA_PER_HEAD", per_head)];
+    Ok(specialization(arch, Source::Reduce, kernel, defines(&number, &switches)))
 }
 
 /// The device planner for `rows` plan rows.

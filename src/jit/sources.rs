@@ -52,6 +52,7 @@ pub(super) const NVIDIA: &[(&str, &str)] = embed! {
     "common/write.h",
     "nvidia/args.h",
     "nvidia/cluster.cuh",
+    "nvidia/direct.cuh",
     "nvidia/epilogue.cuh",
     "nvidia/gemm.cuh",
     "nvidia/helpers.cuh",

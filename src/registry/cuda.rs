@@ -80,6 +80,14 @@ impl CudaShape {
     }
 }
 
+/// Whether a kernel chosen here leaves partial results in F16 (`Traits::DIRECT`): tensor cores on 16-bit caches whose groups share a row's channels
+/// out among them by fours of eight.
+#[cfg(feature = "nvrtc")]
+pub(crate) fn leaves_f16(key: &KernelKey) -> bool {
+    let shares = |shape: CudaShape| shape.cluster == 1 && (key.head_dim / 8).is_multiple_of(4 * shape.groups);
+    key.kv_dtype != KvDtype::Fp8 && key.cuda.is_some_and(shares)
+}
+
 impl CudaShape {
     fn in_words(&self) -> String {
         let Self { row_warps, groups, stages, chunk, .. } = self;
@@ -179,11 +187,11 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
     let mut shapes = vec![];
     let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128 && cluster == 1;
     if by_warpgroup {
-        // A third group is worth more than a third stage only where SMs have more than one task.
-        let third_group = p.kv_dtype != KvDtype::Fp8 && p.workgroups() > arch.compute_units;
-        shapes.push(match third_group {
-            true => CudaShape::warpgroups(3, 2),
-            false if CudaShape::warpgroups(2, 5).is_narrow(p) => CudaShape::warpgroups(2, 5),
+        // One group leaves room for a second block on the SM, which pays where tasks come in turns.
+        let in_turns = p.workgroups() > 2 * arch.compute_units;
+        shapes.push(match in_turns {
+            _ if CudaShape::warpgroups(2, 5).is_narrow(p) => CudaShape::warpgroups(2, 5),
+            true => CudaShape::warpgroups(1, 3),
             false => CudaShape::warpgroups(2, 3),
         });
     }
@@ -499,7 +507,8 @@ mod tests {
         let verify = |p: Problem, query_len| Problem { query_len, ..p };
         for (p, arch, shape) in [
             (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(2, 3)),
-            (Problem { batch: 128, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(3, 2)),
+            (Problem { batch: 128, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
+            (Problem { batch: 256, capacity: 528, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(1, 3)),
             (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 5)),
             (Problem { scales: ScaleMode::PerToken, ..verify(fp8(), 2) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (verify(nhd(), 4), Arch::sm80(), CudaShape::of(4, 2, 3, 32)),
@@ -507,6 +516,9 @@ mod tests {
             (Problem { head_dim: 256, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::of(4, 2, 3, 32)),
         ] {
             assert_eq!(cut(&p, arch.clone()), Some(shape), "{p:?} on {arch}");
+        }
+        for p in [nhd(), fp8()] {
+            assert!(2 * (CudaShape::warpgroups(1, 3).shared_bytes(&p) + 1024) <= 228 << 10);
         }
         let said = "tensor cores, 2 groups of 4 warps on 3 stages of 64 tokens, warpgroup products for 64 query rows of a KV head; ";
         assert!(reason(&verify(nhd(), 4)).starts_with(said), "{}", reason(&verify(nhd(), 4)));

@@ -17,7 +17,7 @@ pub use cuda::REDUCER_WARPS;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::select_plain;
 #[cfg(feature = "nvrtc")]
-pub(crate) use cuda::{block_rows, reducer_warps, walks_whole_rows};
+pub(crate) use cuda::{block_rows, leaves_f16, reducer_warps, walks_whole_rows};
 pub use flags::{Flags, Missing};
 pub(crate) use problem::Tasks;
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};

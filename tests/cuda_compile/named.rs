@@ -17,8 +17,9 @@ use crate::specs;
 pub fn specializations(arch: &Arch) -> Vec<Specialization> {
     let mut all = vec![];
     for problem in problems(arch) {
-        all.push(specialize::tile(&select(&problem, arch).unwrap()).unwrap());
-        for cut in reducer_cuts(problem.head_dim) {
+        let selection = select(&problem, arch).unwrap();
+        all.push(specialize::tile(&selection).unwrap());
+        for cut in reducer_cuts(problem.head_dim, specialize::leaves_f16(&selection)) {
             let Problem { head_dim, query_dtype, ragged, per_head_tables, .. } = problem;
             all.push(specialize::reduce(arch.name, head_dim, query_dtype, ragged, per_head_tables, cut).unwrap());
         }
@@ -31,10 +32,10 @@ pub fn specializations(arch: &Arch) -> Vec<Specialization> {
     all
 }
 
-fn reducer_cuts(head_dim: usize) -> Vec<ReducerCut> {
-    let mut cuts = REDUCER_WARPS.map(|warps| ReducerCut { warps, split: 1 }).to_vec();
+fn reducer_cuts(head_dim: usize, f16: bool) -> Vec<ReducerCut> {
+    let mut cuts = REDUCER_WARPS.map(|warps| ReducerCut { warps, split: 1, f16 }).to_vec();
     if [64, 128, 256, 512].contains(&head_dim) {
-        cuts.extend(REDUCER_WARPS[1..].iter().map(|&warps| ReducerCut { warps, split: REDUCER_SPLIT }));
+        cuts.extend(REDUCER_WARPS[1..].iter().map(|&warps| ReducerCut { warps, split: REDUCER_SPLIT, f16 }));
     }
     cuts
 }

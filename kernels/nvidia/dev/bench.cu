@@ -133,11 +133,13 @@ struct Call {
         OK(start(&c, tile, args, nullptr));
         if (whole) return;
         pa::ReduceArgs r{};
-        r.reduce = p.reduce, r.partial = p.partial, r.statistics = (const float*)p.statistics, r.sinks = p.sinks, r.query_start = p.query_start;
+        r.reduce = p.reduce, r.partial = static_cast<const float*>(p.partial), r.statistics = (const float*)p.statistics, r.sinks = p.sinks, r.query_start = p.query_start;
         r.out = p.out, r.lse = p.lse, r.out_row = p.out_row, r.out_head = p.out_head, r.query_len = p.query_len;
         r.q_heads = p.kv_heads * v.group, r.kv_heads = p.kv_heads, r.rows = p.rows, r.q_rows = p.q_rows, r.per_head = v.per_head;
-        const int heads = reduce_warps == 1 ? 4 : 1;  // of a block
-        c = config(dim3(most_rows * reduce_split, (r.q_heads + heads - 1) / heads, sequences), reduce_warps * heads * 32, 0, attributes, overlapped, stream);
+        const int rows = v.reducer_rows();
+        const bool few = reduce_warps == 1;
+        const dim3 grid = few ? dim3((most_rows * r.q_heads + rows - 1) / rows, 1, sequences) : dim3(most_rows * reduce_split, r.q_heads, sequences);
+        c = config(grid, few ? 256 : reduce_warps * 32, 0, attributes, overlapped, stream);
         void* reduce_args[] = {&r};
         OK(start(&c, reduce, reduce_args, nullptr));
     }
@@ -311,7 +313,7 @@ struct Case {
         for (auto w : plan.work) call.tasks += w.row >= 0;
         const int64_t states = int64_t(call.slots) * (v.per_head ? 1 : H) * p.rows;
         p.partial = (float*)allocate(states * (v.head_dim + 2) * 4);
-        p.statistics = p.partial + states * v.head_dim;
+        p.statistics = static_cast<float*>(p.partial) + states * v.head_dim;
         OK(cudaMemset(p.partial, 0xff, states * (v.head_dim + 2) * 4));
     }
 

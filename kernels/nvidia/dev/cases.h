@@ -187,24 +187,22 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
     });
 }
 
-// The shape for a problem on an H200: what docs/cuda-notes.md tabulates. With more rows than half the SMs, two blocks an SM.
-static Variant best(int kv, const Problem& p) {
-    const bool many = int(p.contexts.size()) > sms / 2;
-    if (p.query_len > 1) return kv != FP8 && many ? with(verify(kv), " g3", [](Variant& v) { v.groups = 3, v.stages = 2; }) : verify(kv);
-    int64_t tokens = 0;
-    for (int c : p.contexts) tokens += c;
-    if (many) return cut(kv, 4, 3, kv == FP8 ? 32 : 16, 256, 1);
-    if (tokens <= 16384) return cut(kv, 4, 3, 32, 128, 1);
-    return kv == FP8 ? cut(kv, 8, 3, 32, 256, 1) : cut(kv, 4, 3, 32, 256, 1);
+// Slots of the plan (src/plan/budget.rs): with many rows tasks take turns, the longest first, two blocks to an SM.
+static int best_slots(const Problem& p) {
+    const int longest = *std::max_element(p.contexts.begin(), p.contexts.end()), rows = int(p.contexts.size());
+    if (longest < 4096) return sms * (rows > sms / 2 ? 2 : 1);
+    const int four = p.query_len > 1 ? sms : sms / 2, two = p.query_len > 1 ? sms / 2 : sms / 3;
+    return sms * (rows > four ? 4 : rows > two ? 2 : 1);
 }
 
-// Slots of the plan. Where rows are so many that a plan of one task an SM could not even them out, tasks come in more than one wave, or two
-// blocks share an SM.
-static int best_slots(const Problem& p) {
+// The shape for a problem on an H200: what docs/cuda-notes.md tabulates.
+static Variant best(int kv, const Problem& p) {
+    const int slots = best_slots(p);
+    if (p.query_len > 1) return with(verify(kv), "", [&](Variant& v) { v.groups = kv != FP8 && slots > 2 * sms ? 1 : 2, v.tile = 128; });
     int64_t tokens = 0;
     for (int c : p.contexts) tokens += c;
-    const int rows = int(p.contexts.size());
-    return rows <= sms / 2 ? sms : rows <= sms || tokens < 4096ll * rows ? 2 * sms : 4 * sms;
+    if (slots > sms) return cut(kv, 4, kv == FP8 ? 2 : 3, kv == FP8 ? 32 : 16, 128, 1);
+    return cut(kv, kv == FP8 && tokens > 16384 ? 8 : 4, 3, 32, 128, 1);
 }
 
 static void time_best(int kv, Problem p) {

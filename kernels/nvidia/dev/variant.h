@@ -38,6 +38,17 @@ struct Variant {
         return std::max(ring, merge);
     }
 
+    // Merged out of registers: partial results are F16.
+    bool f16_partials() const { return !plain && cluster == 1 && kv < FP8 && m_tiles == 1 && head_dim / 8 % (4 * groups) == 0; }
+
+    // Rows that a block of the reducer has where partial results are few.
+    int reducer_rows() const {
+        const int channels = f16_partials() ? 8 : 4, pieces = (head_dim + channels - 1) / channels;
+        int lanes = 1;
+        while (lanes < pieces && lanes < 32) lanes *= 2;
+        return 256 / lanes;
+    }
+
     using Macros = std::vector<std::pair<std::string, int>>;
 
     Macros tile_macros() const {
@@ -49,10 +60,11 @@ struct Variant {
         return {{"HEAD_DIM", head_dim}, {"PAGE", page}, {"GROUP", group}, {"QUERY", query}, {"KV", kv}, {"SCALES", scales}, {"LAYOUT", layout},
                 {"PER_HEAD", per_head}, {"RAGGED", ragged}, {"WINDOW", window}, {"SOFTCAP", softcap}, {"TILE", tile}, {"M_TILES", m_tiles},
                 {"ROW_WARPS", row_warps}, {"GROUPS", groups}, {"STAGES", stages}, {"CHUNK", chunk}, {"CLUSTER", cluster},
-                {"WARPGROUP", warpgroup}, {"SHARED_BYTES", shared_bytes()}};
+                {"WARPGROUP", warpgroup}, {"PARTIAL", f16_partials()}, {"SHARED_BYTES", shared_bytes()}};
     }
     Macros reduce_macros(int warps, int split) const {
-        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"WARPS", warps}, {"SPLIT", split}};
+        return {{"HEAD_DIM", head_dim}, {"QUERY", query}, {"RAGGED", ragged}, {"PER_HEAD", per_head}, {"WARPS", warps}, {"SPLIT", split},
+                {"PARTIAL", f16_partials()}};
     }
     static std::string file(const std::string& root, const Macros& macros) {
         std::string name = root;
