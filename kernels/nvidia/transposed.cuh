@@ -22,9 +22,6 @@ struct TransposedState {
     float v_unit;      // 1 / v_most
 };
 
-// -inf can be multiplied by it.
-__device__ __forceinline__ float not_zero(float x) { return x == 0.0f ? 1e-30f : x; }
-
 // Where no token has been attended yet.
 constexpr float UNSET = -1e30f;
 
@@ -117,14 +114,13 @@ struct TokenFactors {
 // Bases are lifted where the probabilities of a lane's two tokens add up to more than this: then none is more than 2^8, which F16 holds.
 constexpr float MOST_PROBABILITY = 256.0f;
 
-// Scores that are -inf once multiplied, for tokens that a row does not attend.
+// Scores times their tokens' factors, -inf for tokens that a row does not attend, whatever the factor (a NaN is another row's).
 template <class T>
 __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], float2 factor, const CudaTileArgs& p, const Task& task,
                                                 int token, int t) {
     // Kept from being computed ahead for every row: few chunks come here.
     int first = task.first_row + 2 * t;
     asm volatile("" : "+r"(first));
-    const float least[2] = {factor.x < 0.0f ? -neg_inf() : neg_inf(), factor.y < 0.0f ? -neg_inf() : neg_inf()};
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll
@@ -133,7 +129,7 @@ __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], floa
             const int newest = task.context - task.query_len + min(row, task.rows - 1) / T::GROUP;
             bool attended = at <= min(newest, task.end - 1);
             if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
-            if (!attended) s[n][i] = least[i / 2];
+            s[n][i] = attended ? s[n][i] * (i < 2 ? factor.x : factor.y) : neg_inf();
         }
     }
 }
@@ -241,11 +237,14 @@ __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, 
         }
         factors.score = {1.0f, 1.0f};
     }
-    factors.score = {not_zero(factors.score.x * state.scale), not_zero(factors.score.y * state.scale)};
+    factors.score = {factors.score.x * state.scale, factors.score.y * state.scale};
     // Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
     bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
     if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-    if (masked) mask_transposed<T>(s, factors.score, p, task, token + 16 * warp + lane / 4, lane % 4);
+    if (masked) {
+        mask_transposed<T>(s, factors.score, p, task, token + 16 * warp + lane / 4, lane % 4);
+        factors.score = {1.0f, 1.0f};
+    }
     return factors;
 }
 
