@@ -7,12 +7,12 @@
 
 namespace pa {
 
-// Between two waits of the cluster: until the first no CTA's ring was to be touched, after the second everything has arrived.
+// Between two meetings of the cluster: after the first every CTA's ring is drained and its parts are published, after the second everything has arrived.
 template <class T>
 __device__ __forceinline__ void send_parts(const Task& task, u32 outs, u32 ends, const float* merge, int thread) {
     constexpr int PIECES = T::HEAD_DIM / 4;
     static_assert(PIECES % 8 == 0, "eight pieces are of one row");
-    cluster_wait();
+    sync_cluster();
     each_joined<T>(merge, rows_of_block<T>(task), thread, [&](int row, int piece, const Joined& x) {
         const int eight = (row * PIECES + piece) / 8, rank = eight % T::CLUSTER;
         const int at = task.rank * T::SENT_PIECES + eight / T::CLUSTER * 8 + piece % 8;
@@ -20,8 +20,7 @@ __device__ __forceinline__ void send_parts(const Task& task, u32 outs, u32 ends,
         store_cluster(ends + at * 8, rank, float2{x.max, x.sum});
     });
     __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+    sync_cluster();
 }
 
 template <class T>

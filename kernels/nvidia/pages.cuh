@@ -150,12 +150,13 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
         const bool owned = t < task.end && t >= task.first_token;
         const i64 page = pages.page(chunk, token, row, owned);
         const u32 in_page = u32(t) % u32(T::PAGE_SIZE), dst = stage + 2 * T::KV_BYTES + row * 4;
-        const Paged &k_stride = p.k_scale_stride, &v_stride = p.v_scale_stride;
-        if (T::GROUP_THREADS == T::CHUNK || thread < T::CHUNK) {
-            copy4(dst, static_cast<const float*>(p.k_scale) + page * k_stride.page + task.head * k_stride.head + in_page * k_stride.token, owned);
-            copy4(dst + T::SCALE_BYTES,
-                  static_cast<const float*>(p.v_scale) + page * v_stride.page + task.head * v_stride.head + in_page * v_stride.token, owned);
-        }
+        auto copy = [&](u32 to, const void* scales, const Paged& stride) {
+            copy4(to, static_cast<const float*>(scales) + page * stride.page + task.head * stride.head + in_page * stride.token, owned);
+        };
+        // A thread copies one of K's or one of V's where there are enough.
+        constexpr bool ONE = T::GROUP_THREADS >= 2 * T::CHUNK;
+        if (thread < T::CHUNK) copy(dst, p.k_scale, p.k_scale_stride);
+        if (ONE ? thread >= T::CHUNK && thread < 2 * T::CHUNK : thread < T::CHUNK) copy(dst + T::SCALE_BYTES, p.v_scale, p.v_scale_stride);
     }
 }
 

@@ -116,16 +116,10 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
-// The cluster's barrier in two halves, for all threads of a warp: what any of its threads did ahead of the one, in shared memory of any of its CTAs
-// too, is done after the other.
-__device__ __forceinline__ void cluster_arrive() {
+// The barrier of the cluster's threads: what any of them did ahead of it, in shared memory of any of its CTAs too, is done after it.
+__device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 

@@ -80,17 +80,16 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
                 copies_wait<0>();
                 sync_block<T>();
             }
-            if constexpr (T::CLUSTER > 1) cluster_arrive();  // this CTA's ring may be sent to
             if constexpr (T::DIRECT) {
                 finish_states<T>(p, task, whole, state, q, merge, group, row, thread % 32);
             } else {
                 publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
             }
         }
-        if constexpr (!T::DIRECT) sync_block<T>();
         if constexpr (T::CLUSTER > 1) {
             merge_cluster<T>(p, task, whole, merge, thread);
         } else if constexpr (!T::DIRECT) {
+            sync_block<T>();
             merge_task<T>(p, task, whole, merge, thread);
         }
     }
