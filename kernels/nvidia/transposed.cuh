@@ -117,6 +117,19 @@ struct TokenFactors {
 // Bases are lifted where the probabilities of a lane's two tokens add up to more than this: then none is more than 2^8, which F16 holds.
 constexpr float MOST_PROBABILITY = 256.0f;
 
+// A scale that is NaN becomes its token's scores, which end where they are masked: nothing masked would come of a product with it.
+template <class T>
+__device__ __forceinline__ void spread_odd_scales(float (&s)[T::ROWS / 8][4], float2& factor) {
+    float* scales[2] = {&factor.x, &factor.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (*scales[i] == *scales[i]) continue;
+#pragma unroll
+        for (int n = 0; n < T::ROWS / 8; n++) s[n][2 * i] = s[n][2 * i + 1] = *scales[i];
+        *scales[i] = 1.0f;
+    }
+}
+
 // Scores that are -inf once multiplied, for tokens that a row does not attend.
 template <class T>
 __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], float2 factor, const CudaTileArgs& p, const Task& task,
@@ -245,7 +258,10 @@ __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, 
     // Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
     bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
     if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-    if (masked) mask_transposed<T>(s, factors.score, p, task, token + 16 * warp + lane / 4, lane % 4);
+    if (masked) {
+        if constexpr (T::PER_TOKEN) spread_odd_scales<T>(s, factors.score);
+        mask_transposed<T>(s, factors.score, p, task, token + 16 * warp + lane / 4, lane % 4);
+    }
     return factors;
 }
 
