@@ -36,7 +36,7 @@
 //! | head_dim; page size | multiples of 8 to 1024; 1 to 1024 | the same; on tensor cores 64, 128 and 256 (FP8: 128, 256) | 64, 128, 192, 256, 512, 1024; powers of two from 8 (FP8: 16) to 1024 |
 //! | cache writes, copies and reads of pages | yes | yes | yes |
 //! | graphs, plans made on the device | | yes | yes |
-//! | checked | against float64 | against float64, on an H200 (16-bit caches of head_dim 256 not since their last change); sm80 and sm89 compiled, not run | against float64, on a simulator of the GPU's instructions |
+//! | checked | against float64 | against float64, on an H200; sm80 and sm89 compiled, not run | against float64, on a simulator of the GPU's instructions |
 //!
 //! # Features
 //!
@@ -52,7 +52,7 @@
 //! | `CANDLE_PAGED_ATTN_CPU_ISA` | the CPU's instruction set: see [`cpu_instruction_sets`] |
 //! | `CANDLE_PAGED_ATTN_RECORD` | a folder into which every call is recorded: see [`Case`] |
 //! | `CANDLE_PAGED_ATTN_CLANG`, `ROCM_PATH` | the compiler of AMD kernels (`rocm`) |
-//! | `CANDLE_PAGED_ATTN_NVRTC`, `CUDA_HOME` | the compiler of NVIDIA kernels (`cuda`) |
+//! | `CANDLE_PAGED_ATTN_NVRTC`, `CUDA_HOME`, `CUDA_PATH` | the compiler of NVIDIA kernels (`cuda`, `nvrtc`) |
 //! | `CANDLE_PAGED_ATTN_CACHE`, `XDG_CACHE_HOME` | where compiled kernels are kept (`rocm`, `cuda`) |
 //! | `HIP_PATH`, `ROCM_PATH` | where the HIP runtime is looked for (`rocm`) |
 

@@ -41,8 +41,13 @@ use crate::registry::Selection;
 /// weights to BF16 (sums stay F32). [`explain_call`] says which applies. Weighted values are summed before they are divided by the weights' sum, so
 /// values above about 3e38 / context overflow.
 ///
+/// Accuracy on NVIDIA GPUs, relative L2 of a row from float64, the worst seen on an H200: 2.3e-3 with BF16 caches, 1.8e-3 with F16, 3.9e-3 with FP8 (queries
+/// and weights are not quantized); F32 caches and what else the plain tile computes as on the CPU. The LSE is within 1e-5, of FP8 verify within 1.6e-3.
+///
 /// # Errors
-/// Every wrong argument is an error that names it, the offending index and the values; nothing is computed. So is a device without a kernel.
+/// Every wrong argument is an error that names it, the offending index and the values; nothing is computed. So is a device without a kernel. Tables,
+/// lengths and `query_start` that live on a GPU are checked in debug builds or with [`DecodeOptions::validate`] only: otherwise page ids are clamped to
+/// the cache, so that wrong ones give wrong rows and no error.
 ///
 /// # Source
 /// Flash decoding: online softmax over tiles (Milakov and Gimelshein, 2018; Dao et al., 2022), split along the context with partial results
@@ -134,7 +139,7 @@ impl CustomOp3 for PagedDecode {
 
 /// The error of a device that this build has no kernel for.
 pub(crate) fn no_kernel<T>(op: &str, device: &str) -> Result<T> {
-    bail!("{op}: this build has no {device} kernel; move q and the cache to the CPU")
+    bail!("{op}: this build has no {device} kernel; build with the feature of a GPU (`cuda`), or move q and the cache to the CPU")
 }
 
 /// Attention of the new tokens `q` over a paged cache: see [`PagedDecode`] for shapes and errors.

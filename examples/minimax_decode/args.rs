@@ -238,7 +238,7 @@ impl Backend {
         match self {
             Self::Cpu => Ok((&Device::Cpu).into()),
             Self::Cuda if candle::utils::cuda_is_available() => Ok((&Device::new_cuda(0).context("--backend cuda")?).into()),
-            Self::Cuda => bail!("--backend cuda: this binary is built without CUDA"),
+            Self::Cuda => bail!("--backend cuda: this binary is built without the feature `cuda`"),
             #[cfg(feature = "rocm")]
             Self::Rocm => Ok(Devices { model: Device::Cpu, rocm: Some(RocmDevice::new(0)?) }),
             #[cfg(not(feature = "rocm"))]

@@ -18,7 +18,7 @@ pub struct ExpectedCalls {
     pub query_len: usize,
     /// Columns of the block tables.
     pub max_pages: usize,
-    /// Whether calls have a `query_start` (all or none do).
+    /// Whether calls have a `query_start` (all or none do). [`crate::AppendAndAttend`] over a pool's batch always has one.
     pub ragged: bool,
     /// Whether every KV head has tables of its own.
     pub per_head_tables: bool,

@@ -44,7 +44,7 @@ static GPUS: LazyLock<Mutex<HashMap<usize, Arc<Gpu>>>> = LazyLock::new(Mutex::de
 /// The GPU of `device` as the registry and the planner know it.
 ///
 /// # Errors
-/// Not a CUDA device; a GPU older than Ampere.
+/// Not a CUDA device; a GPU of a compute capability below 8.0 or above 9.0.
 pub fn arch_of(device: &Device) -> Result<Arch> {
     match device {
         Device::Cuda(device) => Ok(Gpu::of(device)?.arch.clone()),

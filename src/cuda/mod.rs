@@ -2,7 +2,7 @@
 //!
 //! With the feature `cuda` the ops of this crate run on tensors of a CUDA device of candle: [`crate::paged_decode`] and its kin, and
 //! [`crate::AppendAndAttend`] over a [`crate::cache::PagedKvCache`] made there. Everything is enqueued on the device's stream; nothing waits, but
-//! where tables on the device are to be validated.
+//! where tables on the device are to be validated ([`crate::DecodeOptions::validate`], the default of debug builds).
 //!
 //! # Tables and plans
 //!
@@ -14,11 +14,14 @@
 //!
 //! A call can be captured once it was made before with the same shapes and options: that compiles its kernels and uploads what stays. Events are not to be
 //! tracked on the device (`CudaDevice::disable_event_tracking` before the tensors are made). A graph is replayed on the stream it was captured on, or in turn with it:
-//! the scratch memory is the stream's.
+//! the scratch memory is the stream's and the thread's, so the call before the capture is made on the thread that captures, and the capture is of that thread
+//! (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`; outputs that candle allocates within it want `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`).
+//! What a graph reads are the tensors of the capture: slots, tables, lengths, q, k and v of later steps are copied into them. The tables' width and the longest
+//! query are the captured call's.
 //!
 //! # Kernels
 //!
-//! Compiled at their first use, or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
+//! Compiled at their first use with the settings of [`crate::jit::JitSettings`]'s default, or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
 //! see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
 
 #[cfg(feature = "cuda")]

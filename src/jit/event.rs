@@ -16,7 +16,7 @@ pub enum JitEvent {
         /// What it runs on.
         arch: ArchName,
     },
-    /// The compiler starts; this takes seconds.
+    /// The compiler starts: NVRTC takes up to two seconds, clang several.
     Compiling {
         /// Entry point.
         kernel: String,
