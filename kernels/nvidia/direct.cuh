@@ -29,6 +29,15 @@ struct Share {
     float max[2], sum[2], most[2];  // most: no channel is more than that
 };
 
+// The largest magnitude of a row's channels that the lane has.
+template <class T, class Magnitude>
+__device__ __forceinline__ float most_of(const State<T>& state, int h, Magnitude magnitude) {
+    float most = 0.0f;
+#pragma unroll
+    for (int n = 0; n < T::OUT_TILES; n++) most = fmaxf(most, fmaxf(magnitude(state.o[0][n][2 * h]), magnitude(state.o[0][n][2 * h + 1])));
+    return most;
+}
+
 // The group's own state.
 template <class T>
 __device__ __forceinline__ void take_share(Share<T>& x, const State<T>& state, const Query<T>& q, int group) {
@@ -37,9 +46,9 @@ __device__ __forceinline__ void take_share(Share<T>& x, const State<T>& state, c
     for (int h = 0; h < 2; h++) {
         x.max[h] = state.softmax.max[0][h] * q.scale[0][h];
         x.sum[h] = state.softmax.sum[0][h];
-        x.most[h] = 0.0f;
-#pragma unroll
-        for (int n = 0; n < T::OUT_TILES; n++) x.most[h] = fmaxf(x.most[h], fmaxf(fabsf(state.o[0][n][2 * h]), fabsf(state.o[0][n][2 * h + 1])));
+        x.most[h] = most_of<T>(state, h, [](float o) { return fabsf(o); });
+        // An infinity stays one in any unit.
+        if (x.most[h] == -neg_inf()) x.most[h] = most_of<T>(state, h, [](float o) { return fabsf(o) == -neg_inf() ? 0.0f : fabsf(o); });
 #pragma unroll
         for (int step = 1; step < 4; step *= 2) {
             x.sum[h] += __shfl_xor_sync(FULL_WARP, x.sum[h], step);

@@ -65,6 +65,9 @@ __device__ __forceinline__ float2 token_scale(u32 scales, int n, int t) {
     return load_shared_float2(scales + 4 * (16 * (n / 2) + score_token<T>(n % 2, t, 0)));
 }
 
+// A factor of at least 0 that -inf can be multiplied by. NaN stays.
+__device__ __forceinline__ float not_zero(float x) { return x < 1e-30f ? 1e-30f : x; }
+
 // Turns the query rows into the products' type.
 template <class T>
 __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p, float k_scale) {
@@ -72,8 +75,7 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
     using Element = typename T::Query;
     const float factors = p.scale_log2 * k_scale;
     const u32 sign = factors < 0.0f ? 0x80008000u : 0;
-    // Not zero, which -inf could not be multiplied by.
-    const float scale = fmaxf(fabsf(factors), 1e-30f);
+    const float scale = not_zero(fabsf(factors));
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
 #pragma unroll

@@ -83,8 +83,7 @@ __device__ __forceinline__ void split_query(NarrowState<T>& state, const Query<T
             if (stores) store_shared4(at, parts.high), store_shared4(at + T::ROWS * 128, parts.low);
         }
     }
-    // Not zero, which -inf could not be multiplied by.
-    const float scale = fmaxf(fabsf(factor) * down, 1e-30f);
+    const float scale = not_zero(fabsf(factor) * down);
     state.scale = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale;
     state.cap = scale * (LN2 / p.softcap);
 }

@@ -26,8 +26,8 @@ template <class T>
 struct PageIds {
     // Pages of a chunk where pages are smaller, and chunks whose ids a warp holds.
     static constexpr int SUB = T::CHUNK > T::PAGE_SIZE ? T::CHUNK / T::PAGE_SIZE : 1;
-    static constexpr int HELD = 32 / SUB;
-    static constexpr bool WHOLE = T::PAGE_SIZE % T::CHUNK == 0 || T::CHUNK % T::PAGE_SIZE == 0;
+    static constexpr int HELD = SUB < 32 ? 32 / SUB : 1;
+    static constexpr bool WHOLE = SUB <= 32 && (T::PAGE_SIZE % T::CHUNK == 0 || T::CHUNK % T::PAGE_SIZE == 0);
 
     const int* table;
     u32 last_page, ids, next;

@@ -42,9 +42,9 @@ __device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p, con
     // A length that the table has no lanes for ends with the table.
     task.context = int(min(i64(reload_record(p.context_lens + task.table_row)), i64(p.max_pages) * T::PAGE_SIZE));
     task.first_token = 0;
-    if constexpr (T::Opt::WINDOW) task.first_token = max(task.context - task.query_len - p.window + 1, 0);
+    if constexpr (T::Opt::WINDOW) task.first_token = int(max(i64(task.context) - task.query_len - p.window + 1, i64(0)));
     task.begin = max(work.first_tile * T::TILE_TOKENS, task.first_token / T::CHUNK * T::CHUNK);
-    task.table_end = int(max(min(i64(work.end_tile) * T::TILE_TOKENS, i64(p.max_pages) * T::PAGE_SIZE), i64(0)));
+    task.table_end = int(max(min(min(i64(work.end_tile) * T::TILE_TOKENS, i64(p.max_pages) * T::PAGE_SIZE), i64(0x7fffffff)), i64(0)));
     task.end = min(task.table_end, task.context);
     if (!p.work) task.table_end = max(task.end, 0);  // the length is no later than a record would be
     return task.first_row < task.rows;

@@ -32,6 +32,10 @@ pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
 pub(super) fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Result<Decided> {
     let Prepared { shapes, rows, plan, selection } = Prepared::new(call, &op.host_tables(), op.given_plan()?, &gpu.arch, registry::select)?;
     let query_len = longest(&rows);
+    // A row without tasks is cleared by the slot of its number.
+    if plan.capacity() < plan.reduce.len() {
+        bail!("plan: has {} slots for {} rows", plan.capacity(), plan.reduce.len())
+    }
     // As where the tables are on the device.
     let is_default = matches!(op.options.plan, PlanChoice::Default) && splits_freely(&op.options);
     match whole_rows(&shapes, query_len, call, &gpu.arch, shapes.table_tokens()).filter(|_| is_default) {

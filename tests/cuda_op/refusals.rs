@@ -2,7 +2,8 @@
 
 use candle::{Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::paged_decode_into;
+use candle_paged_attn::plan::{DecodePlan, HostPlan};
+use candle_paged_attn::{PlanChoice, paged_decode_into};
 use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::contracts;
 
@@ -76,5 +77,17 @@ fn wild_tables_are_harmless_without_validation() -> Result<()> {
         let (out, lse) = run(&on(&case, &device, Tables::Device)?)?;
         case.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
     }
+    Ok(())
+}
+
+/// A row without tasks is cleared by the slot of its number.
+#[test]
+fn a_plan_with_fewer_slots_than_rows_is_refused() -> Result<()> {
+    let Some(device) = gpu("a_plan_with_fewer_slots_than_rows_is_refused") else { return Ok(()) };
+    let case = CaseSpec { lens: vec![5, 0], ..spec(KvDtype::Bf16, Scales::None) }.build()?;
+    let mut call = on(&case, &device, Tables::Host)?;
+    let plan = HostPlan { work: vec![[0, 0, 1, 0]], reduce: vec![[0, 1], [1, 0]] };
+    call.options.plan = PlanChoice::Given(DecodePlan::from_host(plan, &Device::Cpu)?);
+    contracts::refuses(run(&call), &["plan", "1 slots", "2 rows"]);
     Ok(())
 }

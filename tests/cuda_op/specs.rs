@@ -54,7 +54,16 @@ pub fn plain() -> Vec<CaseSpec> {
 }
 
 pub fn sizes() -> Vec<CaseSpec> {
-    let sizes = [(64, 8, 1, 4), (64, 128, 3, 1), (128, 24, 32, 1), (192, 32, 5, 2), (256, 16, 16, 1), (512, 128, 8, 1), (80, 16, 2, 2)];
+    let sizes = [
+        (64, 8, 1, 4),
+        (64, 128, 3, 1),
+        (128, 24, 32, 1),
+        (128, 1, 32, 1),
+        (192, 32, 5, 2),
+        (256, 16, 16, 1),
+        (512, 128, 8, 1),
+        (80, 16, 2, 2),
+    ];
     let of = |(head_dim, page_size, group, kv_heads)| {
         [KvDtype::Bf16, KvDtype::Fp8].map(|kv_dtype| CaseSpec {
             head_dim,
