@@ -20,11 +20,6 @@ __device__ __forceinline__ u32 next_stage(u32 stage, u32 ring) {
     return stage == ring + (T::STAGES - 1) * T::STAGE_BYTES ? ring : stage + T::STAGE_BYTES;
 }
 
-template <class T>
-__device__ __forceinline__ int chunks_of(const Task& task, int group) {
-    return ((task.end - task.begin + T::CHUNK - 1) / T::CHUNK - group + T::GROUPS - 1) / T::GROUPS;
-}
-
 __device__ __forceinline__ int full_barrier(int group, int slot) { return 1 + group * SLOTS + slot; }
 __device__ __forceinline__ int empty_barrier(int group, int slot) { return 7 + group * SLOTS + slot; }
 __device__ __forceinline__ int helpers_barrier(int group) { return 13 + group; }

@@ -98,7 +98,7 @@ __device__ __forceinline__ void start(NarrowState<T>& state, const Task& task, i
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         state.base[h] = state.unit[h] = NO_BASE, state.fresh_sum[h] = state.sum[h] = 0.0f;
-        state.newest[h] = task.context - task.query_len + min(first_row + 8 * h + lane / 4, task.rows - 1) / T::GROUP;
+        state.newest[h] = newest_of<T>(task, first_row + 8 * h + lane / 4);
     }
 }
 
@@ -156,14 +156,6 @@ __device__ __forceinline__ void exact_scores(NarrowScores<T>& s, u32 query, u32 
     }
 }
 
-// Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
-template <class T>
-__device__ __forceinline__ bool needs_mask(const CudaTileArgs& p, const Task& task, int token) {
-    bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
-    if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-    return masked;
-}
-
 // What lies between the scores of the chunk at `token` and the softmax: the cap; -inf for tokens that a row does not attend.
 template <class T>
 __device__ __forceinline__ void shape_scores(NarrowScores<T>& s, const NarrowState<T>& state, const CudaTileArgs& p, const Task& task, int token,
@@ -180,10 +172,8 @@ __device__ __forceinline__ void shape_scores(NarrowScores<T>& s, const NarrowSta
     for (int n = 0; n < T::CHUNK / 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int at = token + 8 * n + 2 * t + i % 2, newest = state.newest[i / 2];
-            bool attended = at <= min(newest, task.end - 1);
-            if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
-            if (!attended) s[n][i] = neg_inf();
+            const int at = token + 8 * n + 2 * t + i % 2;
+            if (!is_attended<T>(p, task, state.newest[i / 2], at)) s[n][i] = neg_inf();
         }
     }
 }
@@ -314,7 +304,7 @@ __device__ __forceinline__ void walk_narrow(NarrowState<T>& state, const CudaTil
         // Of the chunk before; ahead of the first one, of zeros.
         start_narrow_values<T>(state, parts, turned, add);
         warpgroup_wait<T::CHUNK / 8, 1>(s);
-        const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
+        const int token = token_of<T>(task, group, chunk);
         const bool large = are_large<T>(state), masked = needs_mask<T>(p, task, token);
         if (T::Opt::SOFTCAP || large || masked) {
             if (large) exact_scores<T>(s, query, k, row, lane);

@@ -21,6 +21,19 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
 
+// Chunks of a task that a walker takes.
+template <class T>
+__device__ __forceinline__ int chunks_of(const Task& task, int walker) {
+    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
+    return (all - walker + T::WALKERS - 1) / T::WALKERS;
+}
+
+// First token of a walker's chunk.
+template <class T>
+__device__ __forceinline__ int token_of(const Task& task, int walker, int chunk) {
+    return task.begin + (walker + chunk * T::WALKERS) * T::CHUNK;
+}
+
 // The page ids of a walker's next chunks, one a lane, the next 32 on their way.
 template <class T>
 struct PageIds {
@@ -38,7 +51,7 @@ struct PageIds {
 
     __device__ __forceinline__ u32 fetch(const Task& task, int walker, int chunk, int lane) const {
         const int sub = lane % SUB;
-        const int token = task.begin + (walker + (chunk + lane / SUB) * T::WALKERS) * T::CHUNK + sub * T::PAGE_SIZE;
+        const int token = token_of<T>(task, walker, chunk + lane / SUB) + sub * T::PAGE_SIZE;
         // Page ids do not wait for the context's length: entries past it are in the table, hold anything, and are not used.
         const bool owned = u32(token) < u32(task.table_end) && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
         return owned ? look_up(token) : 0;
@@ -76,7 +89,7 @@ template <class T>
 __device__ __forceinline__ void hint_first_chunk(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int walker, int thread) {
     constexpr i64 BYTES = T::Kv::BYTES;
     constexpr int LINES = (T::ROW_BYTES + 127) / 128, ALL = T::CHUNK * LINES;
-    const int token = task.begin + walker * T::CHUNK;
+    const int token = token_of<T>(task, walker, 0);
     const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES;
     const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES;
 #pragma unroll
@@ -108,7 +121,7 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
     constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES;
     static_assert(T::GROUP_THREADS % T::ROW_PIECES == 0 && T::CHUNK % ROWS_AT_ONCE == 0, "a thread keeps its piece of the rows");
     const int lane = thread & 31;
-    const int token = task.begin + (walker + chunk * T::WALKERS) * T::CHUNK;
+    const int token = token_of<T>(task, walker, chunk);
     pages.advance(task, walker, chunk, lane);
     const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
     constexpr i64 BYTES = T::Kv::BYTES;

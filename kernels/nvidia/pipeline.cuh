@@ -49,8 +49,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
                                      int group, int row, int thread) {
     constexpr int AHEAD = T::STAGES - 1;
     const int lane = thread & 31;
-    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
-    const int walker = task.rank * T::GROUPS + group, chunks = (all - walker + T::WALKERS - 1) / T::WALKERS;
+    const int first = task.rank * T::GROUPS, walker = first + group, chunks = chunks_of<T>(task, walker);
     PageIds<T> pages;
     pages.start(p, task, walker, lane);
     if constexpr (T::COPIED_QUERY) {
@@ -89,7 +88,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         };
         Scores<T> s;
         u32 pr[T::M_TILES][T::N_TILES / 2][4];
-        const int token = task.begin + (walker + chunk * T::WALKERS) * T::CHUNK;
+        const int token = token_of<T>(task, walker, chunk);
         if constexpr (T::WARPGROUP) {
             start_scores<T>(s[0], query, k);
             load_ahead();
@@ -103,7 +102,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
     }
     // racecheck takes a block for out of step whose groups have met unequally often, and does not see that it meets as a whole after this.
-    if (T::ROW_WARPS > 1 && chunks < (all - task.rank * T::GROUPS + T::WALKERS - 1) / T::WALKERS) sync_group<T>(group);
+    if (T::ROW_WARPS > 1 && chunks < chunks_of<T>(task, first)) sync_group<T>(group);
 }
 
 // Leaves a warp's state in shared memory for the merge, the V scale applied.

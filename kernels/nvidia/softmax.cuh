@@ -5,6 +5,28 @@
 
 namespace pa {
 
+// The last token that a query row attends.
+template <class T>
+__device__ __forceinline__ int newest_of(const Task& task, int row) {
+    return task.context - task.query_len + min(row, task.rows - 1) / T::GROUP;
+}
+
+// Whether a row whose last token is `newest` attends the token `at`.
+template <class T>
+__device__ __forceinline__ bool is_attended(const CudaTileArgs& p, const Task& task, int newest, int at) {
+    bool attended = at <= min(newest, task.end - 1);
+    if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
+    return attended;
+}
+
+// Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
+template <class T>
+__device__ __forceinline__ bool needs_mask(const CudaTileArgs& p, const Task& task, int token) {
+    bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
+    if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
+    return masked;
+}
+
 template <class T>
 struct Softmax {
     float max[T::M_TILES][2];    // of rows g and g + 8 in the scores' units, at most 2^8 too low; the same in the four lanes of a row
@@ -22,7 +44,7 @@ __device__ __forceinline__ void start(Softmax<T>& x, const Task& task, int first
             const int row = first_row + 16 * m + 8 * h + lane / 4;
             x.max[m][h] = neg_inf();
             x.sum[m][h] = 0.0f;
-            x.newest[m][h] = task.context - task.query_len + min(row, task.rows - 1) / T::GROUP;
+            x.newest[m][h] = newest_of<T>(task, row);
         }
     }
     x.v_most = 1e-30f;
@@ -49,9 +71,7 @@ template <class T>
 __device__ __forceinline__ void mask(Scores<T>& s, const Softmax<T>& x, const CudaTileArgs& p, const Task& task, int token, int t) {
     each<T>(s, [&](float& y, int m, int h, int n, int e) {
         const int at = token + 16 * (n / 2) + score_token<T>(n % 2, t, e), newest = x.newest[m][h];
-        bool attended = at <= min(newest, task.end - 1);
-        if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
-        if (!attended) y = neg_inf();
+        if (!is_attended<T>(p, task, newest, at)) y = neg_inf();
     });
 }
 
@@ -86,10 +106,7 @@ __device__ __forceinline__ void update(Softmax<T>& x, float (&o)[T::M_TILES][T::
     if constexpr (T::Opt::SOFTCAP) {
         each<T>(s, [&](float& y, int m, int h, int, int) { y = tanh_fast(y * q.cap[m][h]); });
     }
-    // Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
-    bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
-    if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-    if (masked) mask<T>(s, x, p, task, token, t);
+    if (needs_mask<T>(p, task, token)) mask<T>(s, x, p, task, token, t);
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
         float alpha[2];

@@ -66,11 +66,11 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
             publish_narrow<T>(state, merge, v_scale, group, row, thread % 32);
         } else if constexpr (T::TRANSPOSED) {
             TransposedState<T> state;
-            walk_transposed<T>(state, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
+            walk_transposed<T>(state, p, task, own, query, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
             copies_wait<0>();
             sync_block<T>();
-            publish_transposed<T>(state, merge, v_scale, group, row, thread % 32);
+            publish_transposed<T>(state, merge, group, row, thread % 32);
         } else {
             State<T> state;
             Query<T> q;

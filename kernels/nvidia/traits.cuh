@@ -176,8 +176,8 @@ struct Traits {
 
     // The merge, over the drained rings: outputs of each group in rows (of packed FP8 their 32 channels too) padded against bank conflicts;
     // behind them in the same order (maximum, sum) of every row; in a cluster, behind those what its CTAs send this one (cluster.cuh).
-    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : NARROW || TRANSPOSED ? 4 : 8), MERGE_PARTS = GROUPS;
-    static constexpr int MERGE_ENDS = MERGE_PARTS * ROWS * MERGE_ROW, MERGE_SENT = MERGE_ENDS + MERGE_PARTS * ROWS * 2;
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : NARROW || TRANSPOSED ? 4 : 8);
+    static constexpr int MERGE_ENDS = GROUPS * ROWS * MERGE_ROW, MERGE_SENT = MERGE_ENDS + GROUPS * ROWS * 2;
     static constexpr int SENT_PIECES = (ROWS * HEAD_DIM / 32 + CLUSTER - 1) / CLUSTER * 8;
     static constexpr int MERGE_BYTES = (MERGE_SENT + (CLUSTER > 1 ? CLUSTER * SENT_PIECES * 6 : 0) + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;

@@ -18,7 +18,7 @@ struct TransposedState {
     float sum[N][2];   // of the lane's tokens only
     float scale;       // positive factor that turns scores into log2 units
     float cap;         // with a softcap: what a score is multiplied by before its tanh
-    float v_most;      // per-token scales: the largest |v_scale| so far, the unit of the output
+    float v_most;      // the largest |v_scale| so far, the unit of the output
     float v_unit;      // 1 / v_most
 };
 
@@ -126,10 +126,7 @@ __device__ __forceinline__ void mask_transposed(float (&s)[T::ROWS / 8][4], floa
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int row = first + 8 * n + i % 2, at = token + i / 2 * 8;
-            const int newest = task.context - task.query_len + min(row, task.rows - 1) / T::GROUP;
-            bool attended = at <= min(newest, task.end - 1);
-            if constexpr (T::Opt::WINDOW) attended = attended && at > newest - p.window;
-            s[n][i] = attended ? s[n][i] * (i < 2 ? factor.x : factor.y) : neg_inf();
+            s[n][i] = is_attended<T>(p, task, newest_of<T>(task, row), at) ? s[n][i] * (i < 2 ? factor.x : factor.y) : neg_inf();
         }
     }
 }
@@ -154,10 +151,8 @@ __device__ __forceinline__ bool store_probabilities(const TransposedState<T>& st
                 most = fmaxf(most, add[n + j][e]);
             }
             words[2 * j] = F16::pack(y[0], y[1]), words[2 * j + 1] = F16::pack(y[2], y[3]);
-            if constexpr (T::PER_TOKEN) {
-                words[2 * j] = F16::multiply(words[2 * j], factors.probability[0]);
-                words[2 * j + 1] = F16::multiply(words[2 * j + 1], factors.probability[1]);
-            }
+            words[2 * j] = F16::multiply(words[2 * j], factors.probability[0]);
+            words[2 * j + 1] = F16::multiply(words[2 * j + 1], factors.probability[1]);
         }
         store_matrices(probabilities + row * 128 + (((n + (lane >> 4)) ^ (row & 7)) << 4), words);
     }
@@ -227,8 +222,7 @@ __device__ __forceinline__ TokenFactors token_factors(TransposedState<T>& state,
 template <class T>
 __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, float (&s)[T::ROWS / 8][4], const CudaTileArgs& p, const Task& task,
                                                      int token, u32 scales, int warp, int lane) {
-    TokenFactors factors = {{1.0f, 1.0f}, {0, 0}};
-    if constexpr (T::PER_TOKEN) factors = token_factors<T>(state, scales, warp, lane);
+    TokenFactors factors = token_factors<T>(state, scales, warp, lane);
     if constexpr (T::Opt::SOFTCAP) {
 #pragma unroll
         for (int n = 0; n < T::ROWS / 8; n++) {
@@ -238,10 +232,7 @@ __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, 
         factors.score = {1.0f, 1.0f};
     }
     factors.score = {factors.score.x * state.scale, factors.score.y * state.scale};
-    // Only chunks near the newest token or the window's edge hold tokens that some row does not attend.
-    bool masked = token + T::CHUNK - 1 > min(task.context - task.query_len, task.end - 1);
-    if constexpr (T::Opt::WINDOW) masked = masked || token <= task.context - 1 - p.window;
-    if (masked) {
+    if (needs_mask<T>(p, task, token)) {
         mask_transposed<T>(s, factors.score, p, task, token + 16 * warp + lane / 4, lane % 4);
         factors.score = {1.0f, 1.0f};
     }
@@ -251,12 +242,11 @@ __device__ __forceinline__ TokenFactors shape_scores(TransposedState<T>& state, 
 // Walks the chunks of a group. `base` is the group's shared memory: P^T, the scratch of the bases, the ring.
 template <class T>
 __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const CudaTileArgs& p, const Task& task, u32 base, u32 query,
-                                                float k_scale, int group, int row, int thread) {
+                                                int group, int row, int thread) {
     constexpr int AHEAD = T::STAGES - 1, N = T::ROWS / 8;
     const int lane = thread & 31, warp = row / 16;
     const u32 scratch = base + T::CHUNK * 128, ring = base + T::TRANSPOSED_BYTES;
-    const int all = (task.end - task.begin + T::CHUNK - 1) / T::CHUNK;
-    const int chunks = (all - group + T::GROUPS - 1) / T::GROUPS;
+    const int chunks = chunks_of<T>(task, group);
     PageIds<T> pages;
     pages.start(p, task, group, lane);
     {
@@ -267,8 +257,7 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
             if (stage < chunks) load_chunk<T>(p, task, pages, group, stage, ring + stage * T::STAGE_BYTES, thread);
             copies_commit();
         }
-        const float factor = p.scale_log2 * k_scale;
-        const float scale = fabsf(factor) * share_query<T>(q, query, factor < 0.0f ? 0x80008000u : 0, group, row, lane);
+        const float scale = fabsf(p.scale_log2) * share_query<T>(q, query, p.scale_log2 < 0.0f ? 0x80008000u : 0, group, row, lane);
         state.scale = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale;
         state.cap = scale * (LN2 / p.softcap);
         fence_async_proxy();
@@ -301,7 +290,7 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
         copies_commit();
         widen_values<T>(values, v, warp, lane);
         warpgroup_wait(s);
-        const int token = task.begin + (group + chunk * T::GROUPS) * T::CHUNK;
+        const int token = token_of<T>(task, group, chunk);
         const TokenFactors factors = shape_scores<T>(state, s, p, task, token, v + T::KV_BYTES, warp, lane);
         const bool low = store_probabilities<T>(state, add, s, factors, base, warp, lane);
         fence_async_proxy();
@@ -326,13 +315,13 @@ __device__ __forceinline__ void walk_transposed(TransposedState<T>& state, const
     }
 }
 
-// Leaves a group's state in shared memory for the merge, the V scale applied.
+// Leaves a group's state in shared memory for the merge, in the unit of the values.
 template <class T>
-__device__ __forceinline__ void publish_transposed(TransposedState<T>& state, float* merge, float v_scale, int group, int row, int lane) {
+__device__ __forceinline__ void publish_transposed(TransposedState<T>& state, float* merge, int group, int row, int lane) {
     const int g = lane / 4, t = lane % 4, warp = row / 16;
     float* o = merge + group * T::ROWS * T::MERGE_ROW;
-    float* sums = merge + T::MERGE_ENDS + T::MERGE_PARTS * T::ROWS * 2 + group * 4 * T::ROWS;
-    const float unit = T::PER_TOKEN ? state.v_most : v_scale;
+    float* sums = merge + T::MERGE_ENDS + T::GROUPS * T::ROWS * 2 + group * 4 * T::ROWS;
+    const float unit = state.v_most;
 #pragma unroll
     for (int n = 0; n < T::ROWS / 8; n++) {
 #pragma unroll

@@ -3,16 +3,15 @@
 use candle::cuda_backend::cudarc::driver::CudaStream;
 use candle::{Device, Result, Tensor, bail};
 
-use super::decided::{Decided, Plan, plan_on_device, splits_freely, whole_rows};
+use super::decided::{Decided, Plan, check_slots, plan_on_device, splits_freely, whole_rows};
 use super::device::Gpu;
 use super::workspace::is_capturing;
 use crate::gpu::plan_shape::longest_query;
 use crate::op::PagedDecode;
 use crate::op::call::Call;
-use crate::op::decide::{HostTables, Prepared, check_contents, longest};
+use crate::op::decide::{HostTables, check_contents, check_host, host_plan, longest};
 use crate::op::shapes::Shapes;
 use crate::options::PlanChoice;
-use crate::registry;
 
 /// Whether the tables are on the CPU.
 pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
@@ -30,18 +29,20 @@ pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
 }
 
 pub(super) fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Result<Decided> {
-    let Prepared { shapes, rows, plan, selection } = Prepared::new(call, &op.host_tables(), op.given_plan()?, &gpu.arch, registry::select)?;
+    let arch = &gpu.arch;
+    let (shapes, rows) = check_host(call, &op.host_tables())?;
     let query_len = longest(&rows);
-    // A row without tasks is cleared by the slot of its number.
-    if plan.capacity() < plan.reduce.len() {
-        bail!("plan: has {} slots for {} rows", plan.capacity(), plan.reduce.len())
-    }
     // As where the tables are on the device.
     let is_default = matches!(op.options.plan, PlanChoice::Default) && splits_freely(&op.options);
-    match whole_rows(&shapes, query_len, call, &gpu.arch, shapes.table_tokens()).filter(|_| is_default) {
-        Some(plan) => Decided::new(shapes, query_len, plan, call, &gpu.arch),
-        None => Ok(Decided { shapes, query_len, selection, plan: Plan::Host(plan) }),
-    }
+    let plan = match whole_rows(&shapes, query_len, call, arch, shapes.table_tokens()).filter(|_| is_default) {
+        Some(plan) => plan,
+        None => {
+            let plan = host_plan(&shapes, &rows, call, op.given_plan()?, arch)?;
+            check_slots(plan.reduce.len(), plan.capacity(), rows.len())?;
+            Plan::Host(plan)
+        }
+    };
+    Decided::new(shapes, query_len, plan, call, arch)
 }
 
 pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaStream) -> Result<Decided> {

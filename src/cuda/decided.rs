@@ -38,15 +38,21 @@ pub(super) fn splits_freely<T, P>(options: &DecodeOptions<T, P>) -> bool {
     options.max_partitions.is_none() && options.workgroup_budget.is_none()
 }
 
+/// Refuses a plan of `rows` rows and `slots` slots for a call of `needed` rows: a row without tasks is cleared by the slot of its number.
+pub(super) fn check_slots(rows: usize, slots: usize, needed: usize) -> Result<()> {
+    if rows != needed || slots < needed {
+        bail!("plan: has {rows} rows and {slots} slots, the call has {needed} rows")
+    }
+    Ok(())
+}
+
 /// The plan of a call with its tables on the device. Rows that are not to be split need none, nor do few short ones, which clusters of blocks
 /// walk whole.
 pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch, choice: &PlanChoice) -> Result<Plan> {
     let shape = PlanShape::of(shapes, &call.options, query_len);
     let (plan, most_tokens) = match choice {
         PlanChoice::Given(plan) => {
-            if plan.rows() != shape.rows() || plan.capacity() < shape.rows() {
-                bail!("plan: has {} rows and {} slots, the call has {} rows", plan.rows(), plan.capacity(), shape.rows())
-            }
+            check_slots(plan.rows(), plan.capacity(), shape.rows())?;
             if !matches!(plan.work_info().device(), Device::Cuda(_)) {
                 return Ok(Plan::Host(plan.host()?));
             }

@@ -38,9 +38,8 @@ impl Prepared {
     /// Decides a call whose tables are on the host, for `arch`. `given` is its plan, where the caller made one; `select` chooses among the
     /// arch's kernels.
     pub fn new(call: &Call<'_>, tables: &HostTables<'_>, given: Option<Arc<HostPlan>>, arch: &Arch, select: Select) -> Result<Self> {
-        let shapes = Shapes::new(call)?;
-        let rows = check_tables(&shapes, tables, call.options.window)?;
-        let plan = plan(&shapes, &rows, call, given, arch)?;
+        let (shapes, rows) = check_host(call, tables)?;
+        let plan = host_plan(&shapes, &rows, call, given, arch)?;
         let selection = select(&problem(&shapes, call, longest(&rows), Tasks::of(&plan), arch), arch)?;
         Ok(Self { shapes, rows, plan, selection })
     }
@@ -48,6 +47,13 @@ impl Prepared {
     pub fn summary(self) -> CallSummary {
         CallSummary { selection: self.selection, tasks: self.plan.tasks() }
     }
+}
+
+/// Checks a call and its tables, on the host; gives its sizes and plan rows.
+pub(crate) fn check_host(call: &Call<'_>, tables: &HostTables<'_>) -> Result<(Shapes, Vec<Row>)> {
+    let shapes = Shapes::new(call)?;
+    let rows = check_tables(&shapes, tables, call.options.window)?;
+    Ok((shapes, rows))
 }
 
 /// Reads and checks lengths, query starts and every page id that will be read; gives the plan rows.
@@ -83,7 +89,13 @@ pub(crate) fn longest(rows: &[Row]) -> usize {
 }
 
 /// The host plan of a call: given, free, or made here.
-fn plan(shapes: &Shapes, rows: &[Row], call: &Call<'_>, given: Option<Arc<HostPlan>>, arch: &Arch) -> Result<Arc<HostPlan>> {
+pub(crate) fn host_plan(
+    shapes: &Shapes,
+    rows: &[Row],
+    call: &Call<'_>,
+    given: Option<Arc<HostPlan>>,
+    arch: &Arch,
+) -> Result<Arc<HostPlan>> {
     if let Some(plan) = given {
         check_covers(&plan, rows, call, arch)?;
         return Ok(plan);

@@ -78,17 +78,7 @@ impl CudaShape {
         let merge = (groups * rows * (row + 2) + sent + if transposed { groups * 4 * rows } else { 0 }) * 4;
         ring.max(merge)
     }
-}
 
-/// Whether a kernel chosen here leaves partial results in F16 (`Traits::DIRECT`): tensor cores on 16-bit caches whose groups share a row's channels
-/// out among them by fours of eight.
-#[cfg(feature = "nvrtc")]
-pub(crate) fn leaves_f16(key: &KernelKey) -> bool {
-    let shares = |shape: CudaShape| shape.cluster == 1 && (key.head_dim / 8).is_multiple_of(4 * shape.groups);
-    key.kv_dtype != KvDtype::Fp8 && key.cuda.is_some_and(shares)
-}
-
-impl CudaShape {
     fn in_words(&self) -> String {
         let Self { row_warps, groups, stages, chunk, .. } = self;
         let warps = match (row_warps, groups) {
@@ -99,6 +89,14 @@ impl CudaShape {
         let blocks = if self.cluster > 1 { format!(", {} blocks a task", self.cluster) } else { String::new() };
         format!("{warps} on {stages} stages of {chunk} tokens{blocks}")
     }
+}
+
+/// Whether a kernel chosen here leaves partial results in F16 (`Traits::DIRECT`): tensor cores on 16-bit caches whose groups share a row's channels
+/// out among them by fours of eight.
+#[cfg(feature = "nvrtc")]
+pub(crate) fn leaves_f16(key: &KernelKey) -> bool {
+    let shares = |shape: CudaShape| shape.cluster == 1 && (key.head_dim / 8).is_multiple_of(4 * shape.groups);
+    key.kv_dtype != KvDtype::Fp8 && key.cuda.is_some_and(shares)
 }
 
 impl fmt::Display for CudaShape {
