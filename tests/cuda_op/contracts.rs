@@ -151,6 +151,45 @@ fn check_isolated(device: &Device, spec: &CaseSpec, side: &str, token: usize, ow
     Ok(())
 }
 
+/// Rows of several tasks: an infinity in V is one in its channel, whatever the partial results are stored in, and nothing else.
+#[test]
+fn an_infinity_stays_in_its_channel() -> Result<()> {
+    let Some(device) = gpu("an_infinity_stays_in_its_channel") else { return Ok(()) };
+    for (kv_dtype, group, query_len) in [(KvDtype::Bf16, 4, 1), (KvDtype::Bf16, 16, 4), (KvDtype::F16, 4, 1), (KvDtype::F16, 16, 4)] {
+        let base = CaseSpec { group, kv_heads: 1, query_lens: vec![query_len], lens: vec![9000], ..spec(kv_dtype, Scales::None) };
+        let mut case = base.build()?;
+        let clean = run(&on(&case, &device, Tables::Host)?)?.0;
+        let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+        let infinity = Tensor::full(f32::INFINITY, (1, 1, 1, 1), &Device::Cpu)?.to_dtype(kv_dtype.dtype())?;
+        case.value_cache = case.value_cache.slice_assign(&[page..page + 1, 5..6, 0..1, 3..4], &infinity)?;
+        let out = run(&on(&case, &device, Tables::Host)?)?.0;
+        for (channel, (with, without)) in floats(&out)?.iter().zip(floats(&clean)?).enumerate() {
+            match channel % base.head_dim {
+                3 => assert_eq!(*with, f64::INFINITY, "{base:?}"),
+                other => assert!((with - without).abs() < 8e-3, "channel {other}: {with}, {without} without the infinity: {base:?}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A NaN that is a cache's factor is in every row that attends a token.
+#[test]
+fn a_factor_that_is_nan_shows() -> Result<()> {
+    let Some(device) = gpu("a_factor_that_is_nan_shows") else { return Ok(()) };
+    let base = CaseSpec { lens: vec![300, 40], ..spec(KvDtype::Fp8, Scales::ScalarTensor) };
+    for form in [base.clone(), CaseSpec { query_lens: vec![4], group: 16, ..base.clone() }, CaseSpec { head_dim: 80, ..base }] {
+        for key in [true, false] {
+            let mut case = form.build()?;
+            let side = if key { &mut case.options.k_scale } else { &mut case.options.v_scale };
+            *side = KvScale::Tensor(Tensor::new(&[f32::NAN], &Device::Cpu)?);
+            let out = run(&on(&case, &device, Tables::Host)?)?.0;
+            assert!(floats(&out)?.iter().all(|v| v.is_nan()), "{} factor: {form:?}", if key { "K's" } else { "V's" });
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn poison_never_changes_a_bit() -> Result<()> {
     let Some(device) = gpu("poison_never_changes_a_bit") else { return Ok(()) };
