@@ -29,26 +29,45 @@ struct Share {
     float max[2], sum[2], most[2];  // most: no channel is more than that
 };
 
+// What a lane's walk ended with.
+template <class T>
+struct End {
+    const float (&o)[T::OUT_TILES][4];
+    float max[2], sum[2];  // of rows g and g + 8: in log2 units; of the lane's tokens
+};
+
+template <class T>
+__device__ __forceinline__ End<T> end_of(const State<T>& state, const Query<T>& q) {
+    const Softmax<T>& x = state.softmax;
+    return {state.o[0], {x.max[0][0] * q.scale[0][0], x.max[0][1] * q.scale[0][1]}, {x.sum[0][0], x.sum[0][1]}};
+}
+
+// First channel of an n-tile.
+template <class T>
+__device__ __forceinline__ int first_channel(int tile) {
+    return T::NARROW ? 16 * (tile % 8) + 8 * (tile / 8) : 8 * tile;
+}
+
 // The largest magnitude of a row's channels that the lane has.
 template <class T, class Magnitude>
-__device__ __forceinline__ float most_of(const State<T>& state, int h, Magnitude magnitude) {
+__device__ __forceinline__ float most_of(const End<T>& end, int h, Magnitude magnitude) {
     float most = 0.0f;
 #pragma unroll
-    for (int n = 0; n < T::OUT_TILES; n++) most = fmaxf(most, fmaxf(magnitude(state.o[0][n][2 * h]), magnitude(state.o[0][n][2 * h + 1])));
+    for (int n = 0; n < T::OUT_TILES; n++) most = fmaxf(most, fmaxf(magnitude(end.o[n][2 * h]), magnitude(end.o[n][2 * h + 1])));
     return most;
 }
 
 // The group's own state.
 template <class T>
-__device__ __forceinline__ void take_share(Share<T>& x, const State<T>& state, const Query<T>& q, int group) {
+__device__ __forceinline__ void take_share(Share<T>& x, const End<T>& end, int group) {
     constexpr int TILES = Share<T>::TILES;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        x.max[h] = state.softmax.max[0][h] * q.scale[0][h];
-        x.sum[h] = state.softmax.sum[0][h];
-        x.most[h] = most_of<T>(state, h, [](float o) { return fabsf(o); });
+        x.max[h] = end.max[h];
+        x.sum[h] = end.sum[h];
+        x.most[h] = most_of<T>(end, h, [](float o) { return fabsf(o); });
         // An infinity stays one in any unit.
-        if (x.most[h] == -neg_inf()) x.most[h] = most_of<T>(state, h, [](float o) { return fabsf(o) == -neg_inf() ? 0.0f : fabsf(o); });
+        if (x.most[h] == -neg_inf()) x.most[h] = most_of<T>(end, h, [](float o) { return fabsf(o) == -neg_inf() ? 0.0f : fabsf(o); });
 #pragma unroll
         for (int step = 1; step < 4; step *= 2) {
             x.sum[h] += __shfl_xor_sync(FULL_WARP, x.sum[h], step);
@@ -59,10 +78,10 @@ __device__ __forceinline__ void take_share(Share<T>& x, const State<T>& state, c
     for (int n = 0; n < TILES; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            x.o[n][i] = state.o[0][n][i];
+            x.o[n][i] = end.o[n][i];
 #pragma unroll
             for (int other = 1; other < T::GROUPS; other++) {
-                if (group == other) x.o[n][i] = state.o[0][other * TILES + n][i];
+                if (group == other) x.o[n][i] = end.o[other * TILES + n][i];
             }
         }
     }
@@ -70,7 +89,7 @@ __device__ __forceinline__ void take_share(Share<T>& x, const State<T>& state, c
 
 // Lanes of the same place in every group hold the same rows and channels: they exchange their shares through shared memory.
 template <class T>
-__device__ __forceinline__ void join_shares(Share<T>& x, const State<T>& state, float* shared, int group, int row, int lane) {
+__device__ __forceinline__ void join_shares(Share<T>& x, const End<T>& own, float* shared, int group, int row, int lane) {
     constexpr int TILES = Share<T>::TILES, OTHERS = T::GROUPS - 1;
     const int thread = row / 16 * 32 + lane;
     float4* ends = reinterpret_cast<float4*>(shared) + row + lane / 4;
@@ -81,10 +100,10 @@ __device__ __forceinline__ void join_shares(Share<T>& x, const State<T>& state, 
     }
 #pragma unroll
     for (int n = 0; n < T::OUT_TILES; n++) {
-        const float(&o)[4] = state.o[0][n];
+        const float(&o)[4] = own.o[n];
         if (n / TILES != group) outs[(group * T::OUT_TILES + n) * T::GROUP_THREADS] = {o[0], o[1], o[2], o[3]};
     }
-    __syncthreads();
+    sync_block<T>();
     float weight[OTHERS][2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -124,7 +143,7 @@ __device__ __forceinline__ void store_share(const Share<T>& x, int h, float fact
 #pragma unroll
         for (int i = 0; i < 4; i++) words[i] = Element::pack(x.o[n + i][2 * h] * factor, x.o[n + i][2 * h + 1] * factor);
         transpose_four(words, t);
-        store(8 * (group * TILES + n + t), words);
+        store(first_channel<T>(group * TILES + n + t), words);
     }
 }
 
@@ -141,12 +160,12 @@ __device__ __forceinline__ HalfUnit half_unit(float most) {
 
 // Merges the groups' states and stores them: the output where the task is all of the row's, else a partial result.
 template <class T>
-__device__ __forceinline__ void finish_states(const CudaTileArgs& p, const Task& task, bool whole, const State<T>& state, const Query<T>& q,
-                                              float* shared, int group, int row, int lane) {
+__device__ __forceinline__ void finish_states(const CudaTileArgs& p, const Task& task, bool whole, const End<T>& own, float* shared,
+                                              int group, int row, int lane) {
     const int t = lane % 4;
     Share<T> x;
-    take_share<T>(x, state, q, group);
-    if constexpr (T::GROUPS > 1) join_shares<T>(x, state, shared, group, row, lane);
+    take_share<T>(x, own, group);
+    if constexpr (T::GROUPS > 1) join_shares<T>(x, own, shared, group, row, lane);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int at = task.first_row + row + 8 * h + lane / 4;

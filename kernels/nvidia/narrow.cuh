@@ -1,54 +1,42 @@
-// The walk of a warpgroup over an FP8 cache without token scales: both products on E4M3 itself, S = Q K^T and O += P V of 64 query rows and 64 tokens.
+// The walk of a warpgroup over an FP8 cache: S = Q K^T on E4M3 itself, O += P V on F16, of 64 query rows and 64 tokens.
 //
-// K is read where its copies put it. Helper warps copy, and turn V so that tokens lie along its rows; they keep ahead of the group that they serve. Q and P
-// are sums of two E4M3 parts, the nearest value and what is left: as good as BF16. P goes from accumulators to operand A in registers.
+// Helper warps copy K and V and widen V; they keep ahead of the group that they serve. K is read where its copies put it. Q is the sum of two E4M3 parts, the
+// nearest value and what is left: as good as BF16. P goes from accumulators to operand A in registers.
 //   S: a lane has rows g and g + 8 of its warp's 16, tokens 8n + 2t + e.
-//   P V: k index 4t + 2h + e of 16 is token 8h + 2t + e. Column 8c + g of 16 of the output is channel 2g + c.
-// E4M3 reaches from 2^-9 to 448, and its products are added in about 14 bits. So P stands against a base that leaves the sum of a chunk's probabilities
-// within bounds, whatever other chunks hold: a long tail behind a peak is not lost. The tensor cores add up no more than SPAN chunks, which F32 takes over.
+//   O: n-tile n has channels 16n.. up to n = 7, then 16(n - 8) + 8..
 #pragma once
 
+#include "direct.cuh"
 #include "helpers.cuh"
 
 namespace pa {
 
-// Bounds of the sum of a chunk's probabilities: of a lane's of a row, of a row's; and what a row's is set to.
-constexpr float LANE_MOST = 448.0f, ROW_LEAST = 32.0f, AIM_LOG2 = 8.0f;
-constexpr int SPAN = 8;
-// Where the scores that count are beyond this, in log2 units, 14 bits leave too few behind the point: they are computed in F32.
+// The largest probability of a row after its base was set, in log2 units above the base, and what the sum of a lane's of a chunk may come to: F16 holds them.
+constexpr float AIM_LOG2 = 8.0f, LANE_MOST = 32768.0f;
+// E4M3's products are added in about 14 bits. Where the scores that count are beyond this, in log2 units, too few of them are behind the point: these are
+// computed in F32.
 constexpr float LARGE = 12.0f;
 // Where no token has been attended yet.
 constexpr float NO_BASE = -1e30f;
 
 template <class T>
 struct NarrowState {
-    static constexpr int N = T::HEAD_DIM / 8;
-    float o[N][4];               // times 2^unit
-    float fresh[N][4];           // times 2^base: what the tensor cores have added up, not yet in `o`
-    float base[2], unit[2];      // of rows g and g + 8; the same in the four lanes of a row
-    float fresh_sum[2], sum[2];  // of the lane's tokens only
-    float scale;                 // positive factor that turns scores into log2 units
-    float cap;                   // with a softcap: what a score is multiplied by before its tanh
-    int newest[2];               // last token that the row attends
+    float o[T::OUT_TILES][4];  // times 2^base, and with token scales in V's unit
+    float base[2];             // of rows g and g + 8; the same in the four lanes of a row
+    float sum[2];              // of the lane's tokens only
+    float scale;               // positive factor that turns scores into log2 units
+    float cap;                 // with a softcap: what a score is multiplied by before its tanh
+    int newest[2];             // last token that the row attends
+    int unit;                  // of V, see helpers.cuh
+    bool large;                // whether a row of the warp has scores beyond LARGE
 };
 
 template <class T>
 using NarrowScores = float[T::CHUNK / 8][4];
 
-// P's two parts as operand A, in steps of 32 tokens.
+// P as operand A, in steps of 16 tokens.
 template <class T>
-using Parts = u32[2][T::CHUNK / 32][4];
-
-struct Split {
-    u32 high, low;
-};
-
-// Four values in two parts.
-__device__ __forceinline__ Split split(const float (&x)[4]) {
-    const u32 high = E4m3::narrow(x);
-    const u32 first = F16::subtract(F16::pack(x[0], x[1]), E4m3::widen<0>(high)), second = F16::subtract(F16::pack(x[2], x[3]), E4m3::widen<1>(high));
-    return {high, E4m3::narrow(first, second)};
-}
+using Probabilities = u32[T::CHUNK / 16][4];
 
 // Stores the query's two parts, rows g and g + 8 scaled by a power of two that puts their largest value in 128..256, and what turns scores into log2
 // units.
@@ -78,9 +66,10 @@ __device__ __forceinline__ void split_query(NarrowState<T>& state, const Query<T
             float x[4] = {low.x * up, low.y * up, high.x * up, high.y * up};
 #pragma unroll
             for (int i = 0; i < 4; i++) x[i] += x[i] - x[i];  // E4M3 has no infinity: NaN
-            const Split parts = split(x);
-            const u32 at = query + (row + 8 * h + g) * 128 + (((t + s / 4 * 4) ^ g) << 4) + s % 4 * 4;
-            if (stores) store_shared4(at, parts.high), store_shared4(at + T::ROWS * 128, parts.low);
+            const u32 nearest = E4m3::narrow(x);
+            const u32 first = F16::subtract(F16::pack(x[0], x[1]), E4m3::widen<0>(nearest)), second = F16::subtract(F16::pack(x[2], x[3]), E4m3::widen<1>(nearest));
+            const u32 at = query + (row + 8 * h + g) * 128 + ((s ^ g) << 4) + 4 * t;
+            if (stores) store_shared4(at, nearest), store_shared4(at + T::ROWS * 128, E4m3::narrow(first, second));
         }
     }
     const float scale = not_zero(fabsf(factor) * down);
@@ -91,15 +80,17 @@ __device__ __forceinline__ void split_query(NarrowState<T>& state, const Query<T
 template <class T>
 __device__ __forceinline__ void start(NarrowState<T>& state, const Task& task, int first_row, int lane) {
 #pragma unroll
-    for (int n = 0; n < state.N; n++) {
+    for (int n = 0; n < T::OUT_TILES; n++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) state.o[n][i] = state.fresh[n][i] = 0.0f;
+        for (int i = 0; i < 4; i++) state.o[n][i] = 0.0f;
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        state.base[h] = state.unit[h] = NO_BASE, state.fresh_sum[h] = state.sum[h] = 0.0f;
+        state.base[h] = NO_BASE, state.sum[h] = 0.0f;
         state.newest[h] = newest_of<T>(task, first_row + 8 * h + lane / 4);
     }
+    state.unit = LEAST_UNIT;
+    state.large = false;
 }
 
 template <class T>
@@ -117,16 +108,11 @@ __device__ __forceinline__ void start_narrow_scores(NarrowScores<T>& s, u32 quer
 }
 
 template <class T>
-__device__ __forceinline__ void start_narrow_values(NarrowState<T>& state, const Parts<T>& parts, u32 turned, int add) {
-    const u64 b = describe_half_rows(turned);
+__device__ __forceinline__ void start_values(NarrowState<T>& state, const Probabilities<T>& pr, u32 slot) {
+    const u64 b = describe(slot, T::CHUNK * 128);
     warpgroup_begin();
 #pragma unroll
-    for (int step = 0; step < T::CHUNK / 32; step++) {
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            warpgroup_narrow_values(state.fresh, parts[part][step], b + step * 32 / 16, step + part > 0 ? 1 : add);
-        }
-    }
+    for (int step = 0; step < T::CHUNK / 16; step++) warpgroup_values<F16, 128>(state.o, pr[step], b + step * 16 * 128 / 16);
     warpgroup_commit();
 }
 
@@ -156,14 +142,17 @@ __device__ __forceinline__ void exact_scores(NarrowScores<T>& s, u32 query, u32 
     }
 }
 
-// What lies between the scores of the chunk at `token` and the softmax: the cap; -inf for tokens that a row does not attend.
+// What lies between the scores of the chunk at `token` and the softmax: its tokens' scales; the cap; -inf for tokens that a row does not attend.
 template <class T>
 __device__ __forceinline__ void shape_scores(NarrowScores<T>& s, const NarrowState<T>& state, const CudaTileArgs& p, const Task& task, int token,
-                                             bool masked, int t) {
+                                             u32 scales, bool masked, int t) {
 #pragma unroll
     for (int n = 0; n < T::CHUNK / 8; n++) {
+        float2 scale = {1.0f, 1.0f};
+        if constexpr (T::PER_TOKEN) scale = load_shared_float2(scales + 4 * (8 * n + 2 * t));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
+            if constexpr (T::PER_TOKEN) s[n][i] *= i % 2 ? scale.y : scale.x;
             if constexpr (T::Opt::SOFTCAP) s[n][i] = tanh_fast(s[n][i] * state.cap);
         }
     }
@@ -178,113 +167,120 @@ __device__ __forceinline__ void shape_scores(NarrowScores<T>& s, const NarrowSta
     }
 }
 
-// The probabilities in two parts, and what they add to the sums. True where a row's base is too low or too high for them. P V of the chunk before may be
-// under way up to the first part. `zero` is 0, which the compiler does not know: it keeps it from doing all exponentials first and all conversions after.
+// The probabilities, and what they add to the sums. True where a row's base is too low for them. P V of the chunk before may be under way up to them.
 template <class T>
-__device__ __forceinline__ bool weigh(Parts<T>& parts, float (&sums)[2], const NarrowScores<T>& s, NarrowState<T>& state, u32 zero) {
-    constexpr int STEPS = T::CHUNK / 16;
-    float adds[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}}, y[STEPS][2][4];
+__device__ __forceinline__ bool weigh(Probabilities<T>& pr, float (&sums)[2], const NarrowScores<T>& s, NarrowState<T>& state) {
+    float y[T::CHUNK / 8][4], adds[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
-    for (int step = 0; step <= STEPS; step++) {
+    for (int n = 0; n < T::CHUNK / 8; n++) {
 #pragma unroll
-        for (int h = 0; h < 2 && step < STEPS; h++) {
-            float base = state.base[h];
-            if (step >= 2) base = __uint_as_float(__float_as_uint(base) ^ (parts[1][(step - 2) / 2][(step - 2) % 2 * 2 + h] & zero));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                y[step][h][i] = exp2_fast(__fmaf_rn(s[2 * step + i / 2][2 * h + i % 2], state.scale, -base));
-                adds[h][i % 2] += y[step][h][i];
-            }
-        }
-        if (step == 0) continue;
-        if (step == 1) {
-            warpgroup_wait(state.fresh);
-#pragma unroll
-            for (int i = 0; i < 8; i++) asm volatile("" : "+f"(y[0][i / 4][i % 4]));
-        }
-        const int done = step - 1;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const Split both = split(y[done][h]);
-            parts[0][done / 2][done % 2 * 2 + h] = both.high, parts[1][done / 2][done % 2 * 2 + h] = both.low;
+        for (int i = 0; i < 4; i++) {
+            y[n][i] = exp2_fast(__fmaf_rn(s[n][i], state.scale, -state.base[i / 2]));
+            adds[i / 2][i % 2] += y[n][i];
+            asm volatile("" : "+f"(y[n][i]));
         }
     }
-    bool outside = false;
+    warpgroup_wait(state.o);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float sum = sums[h] = adds[h][0] + adds[h][1];
-        outside = outside || sum > LANE_MOST;
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        outside = outside || sum < ROW_LEAST;
+    for (int n = 0; n < T::CHUNK / 8; n++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) pr[n / 2][2 * (n % 2) + h] = F16::pack(y[n][2 * h], y[n][2 * h + 1]);
     }
-    return outside;
+#pragma unroll
+    for (int h = 0; h < 2; h++) sums[h] = adds[h][0] + adds[h][1];
+    return sums[0] > LANE_MOST || sums[1] > LANE_MOST;
 }
 
-// Takes over what is fresh.
+// Raises the bases by the chunk's scores. Says what the output and the sums are to be multiplied by.
 template <class T>
-__device__ __forceinline__ void fold(NarrowState<T>& state) {
-    // The unit follows where F32 could not hold the sums against it.
-    const bool far[2] = {state.base[0] - state.unit[0] > 60.0f, state.base[1] - state.unit[1] > 60.0f};
-    if (__any_sync(FULL_WARP, far[0] || far[1])) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float unit = far[h] ? state.base[h] : state.unit[h], keep = exp2_fast(state.unit[h] - unit);
-            state.unit[h] = unit, state.sum[h] *= keep;
-#pragma unroll
-            for (int n = 0; n < state.N; n++) state.o[n][2 * h] *= keep, state.o[n][2 * h + 1] *= keep;
-        }
-    }
+__device__ __forceinline__ void raise_bases(NarrowState<T>& state, float (&keep)[2], const NarrowScores<T>& s) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float weight = exp2_fast(state.base[h] - state.unit[h]);
-        state.sum[h] += state.fresh_sum[h] * weight, state.fresh_sum[h] = 0.0f;
-#pragma unroll
-        for (int n = 0; n < state.N; n++) {
-#pragma unroll
-            for (int e = 0; e < 2; e++) state.o[n][2 * h + e] += state.fresh[n][2 * h + e] * weight;
-        }
-    }
-}
-
-// Sets the bases by the chunk's scores.
-template <class T>
-__device__ __forceinline__ void rebase(NarrowState<T>& state, const NarrowScores<T>& s) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float most = neg_inf(), sum = 0.0f;
+        float most = neg_inf();
 #pragma unroll
         for (int n = 0; n < T::CHUNK / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2)) * state.scale;
-        if (most == neg_inf()) most = NO_BASE;
+        const float base = fmaxf(state.base[h], most - AIM_LOG2);
+        keep[h] = exp2_fast(state.base[h] - base), state.base[h] = base;
+    }
+}
+
+// Raises the bases, and the output and the sums with them.
+template <class T>
+__device__ __forceinline__ void lift_bases(NarrowState<T>& state, const NarrowScores<T>& s) {
+    float keep[2];
+    raise_bases<T>(state, keep, s);
 #pragma unroll
-        for (int n = 0; n < T::CHUNK / 8; n++) {
+    for (int h = 0; h < 2; h++) {
+        state.sum[h] *= keep[h];
 #pragma unroll
-            for (int e = 0; e < 2; e++) sum += exp2_fast(__fmaf_rn(s[n][2 * h + e], state.scale, -most));
-        }
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        // A row that attends nothing of the chunk keeps its own.
-        if (most != NO_BASE) state.base[h] = most + log2_fast(sum) - AIM_LOG2;
+        for (int n = 0; n < T::OUT_TILES; n++) state.o[n][2 * h] *= keep[h], state.o[n][2 * h + 1] *= keep[h];
     }
 }
 
 template <class T>
 __device__ __forceinline__ bool are_large(const NarrowState<T>& state) {
     bool large = false;
-    // They are 2 above the base where all are equal, 8 where one is above all others.
 #pragma unroll
-    for (int h = 0; h < 2; h++) large = large || (state.base[h] != NO_BASE && fabsf(state.base[h] + 5.0f) > LARGE);
+    for (int h = 0; h < 2; h++) large = large || (state.base[h] != NO_BASE && fabsf(state.base[h] + AIM_LOG2) > LARGE);
     return __any_sync(FULL_WARP, large);
 }
 
-// Walks the chunks of a group. `own` is the group's shared memory: three chunks of turned V, the ring.
+// From the scores of the chunk at `token` to its probabilities; `first`, of the walk's first chunk, which sets the bases ahead of them.
+template <class T>
+__device__ __forceinline__ void update(NarrowState<T>& state, Probabilities<T>& pr, NarrowScores<T>& s, const CudaTileArgs& p, const Task& task,
+                                       int token, bool first, u32 query, u32 k, int row, int lane) {
+    const bool masked = needs_mask<T>(p, task, token);
+    auto shape = [&](bool exact) {
+        if (exact) exact_scores<T>(s, query, k, row, lane);
+        if (T::PER_TOKEN || T::Opt::SOFTCAP || masked) shape_scores<T>(s, state, p, task, token, k + 2 * T::KV_BYTES, masked, lane % 4);
+    };
+    // After the bases have moved: true where the scores turn out to be large, and have been computed again.
+    auto turned_large = [&] {
+        const bool was = state.large;
+        state.large = are_large<T>(state);
+        if (was || !state.large) return false;
+        shape(true);
+        return true;
+    };
+    if (state.large || T::PER_TOKEN || T::Opt::SOFTCAP || masked) shape(state.large);
+    if (first) {
+        float keep[2];
+        raise_bases<T>(state, keep, s);
+        if (turned_large()) raise_bases<T>(state, keep, s);
+    }
+    float sums[2];
+    if (__any_sync(FULL_WARP, weigh<T>(pr, sums, s, state))) {
+        lift_bases<T>(state, s);
+        if (turned_large()) lift_bases<T>(state, s);
+        weigh<T>(pr, sums, s, state);
+    }
+    state.sum[0] += sums[0], state.sum[1] += sums[1];
+}
+
+// With token scales: the output follows the unit of the chunk's V.
+template <class T>
+__device__ __forceinline__ void follow_unit(NarrowState<T>& state, u32 stage) {
+    if constexpr (T::PER_TOKEN) {
+        const int unit = load_shared4(unit_of<T>(stage));
+        if (unit == state.unit) return;
+        const float keep = exp2_fast(float(state.unit - unit));
+        state.unit = unit;
+#pragma unroll
+        for (int n = 0; n < T::OUT_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) state.o[n][i] *= keep;
+        }
+    }
+}
+
+// Walks the chunks of a group. `own` is the group's shared memory: two slots of widened V, the ring.
 template <class T>
 __device__ __forceinline__ void walk_narrow(NarrowState<T>& state, const CudaTileArgs& p, const Task& task, u32 own, u32 query, float k_scale,
                                             int group, int row, int lane) {
-    const int t = lane % 4, chunks = chunks_of<T>(task, group);
-    const u32 ring = own + T::TURNED_BYTES;
+    const int chunks = chunks_of<T>(task, group);
+    const u32 ring = own + 2 * T::WIDE_BYTES;
     {
         Query<T> q;
         fetch_query<T>(q, p, task, task.first_row + row, lane);
@@ -293,74 +289,41 @@ __device__ __forceinline__ void walk_narrow(NarrowState<T>& state, const CudaTil
     start<T>(state, task, task.first_row + row, lane);
     fence_async_proxy();
     sync_block<T>();
+    if (chunks <= 0) return;
     NarrowScores<T> s;
-    Parts<T> parts = {};
-    u32 k = ring, turned = own;
-    int slot = 0;
-    bool add = false;
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        wait_for_chunk<T>(group, slot);
+    Probabilities<T> pr;
+    u32 k = ring;
+    wait_for_chunk<T>(group, 0);
+    start_narrow_scores<T>(s, query, k);
+    warpgroup_wait(s);
+    for (int chunk = 0;; chunk++) {
+        update<T>(state, pr, s, p, task, token_of<T>(task, group, chunk), chunk == 0, query, k, row, lane);
+        if (chunk + 1 == chunks) break;
+        release_chunk<T>(group, chunk);
+        wait_for_chunk<T>(group, chunk + 1);
+        follow_unit<T>(state, k);
+        k = next_stage<T>(k, ring);
         start_narrow_scores<T>(s, query, k);
-        // Of the chunk before; ahead of the first one, of zeros.
-        start_narrow_values<T>(state, parts, turned, add);
+        start_values<T>(state, pr, slot_of<T>(own, chunk));
         warpgroup_wait<T::CHUNK / 8, 1>(s);
-        const int token = token_of<T>(task, group, chunk);
-        const bool large = are_large<T>(state), masked = needs_mask<T>(p, task, token);
-        if (T::Opt::SOFTCAP || large || masked) {
-            if (large) exact_scores<T>(s, query, k, row, lane);
-            shape_scores<T>(s, state, p, task, token, masked, t);
-        }
-        float sums[2];
-        const bool due = chunk % SPAN == 0;
-        const bool outside = __any_sync(FULL_WARP, weigh<T>(parts, sums, s, state, u32(p.kv_heads) >> 31));
-        if (due || outside) fold<T>(state);
-        if (outside) {
-            rebase<T>(state, s);
-            if (!large && are_large<T>(state)) {
-                exact_scores<T>(s, query, k, row, lane);
-                shape_scores<T>(s, state, p, task, token, masked, t);
-                rebase<T>(state, s);
-            }
-            weigh<T>(parts, sums, s, state, 0);
-            if (!due) {
-#pragma unroll
-                for (int n = 0; n < state.N; n++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) state.fresh[n][i] = 0.0f;
-                }
-            }
-        }
-        state.fresh_sum[0] += sums[0], state.fresh_sum[1] += sums[1];
-        if (chunk + 2 < chunks) release_chunk<T>(group, slot);
-        add = !due, turned = own + slot * T::KV_BYTES;
-        slot = next_slot(slot), k = next_stage<T>(k, ring);
     }
-    if (chunks > 0) {
-        start_narrow_values<T>(state, parts, turned, add);
-        warpgroup_wait(state.fresh);
-        fold<T>(state);
-    }
+    wait_for_chunk<T>(group, chunks);
+    follow_unit<T>(state, k);
+    start_values<T>(state, pr, slot_of<T>(own, chunks - 1));
+    warpgroup_wait(state.o);
 }
 
-// Leaves a group's state in shared memory for the merge, the V scale applied.
+// What the merge takes, the output in V's own unit.
 template <class T>
-__device__ __forceinline__ void publish_narrow(const NarrowState<T>& state, float* merge, float v_scale, int group, int first_row, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    float2* ml = reinterpret_cast<float2*>(merge + T::MERGE_ENDS) + group * T::ROWS;
-    float* o = merge + group * T::ROWS * T::MERGE_ROW;
+__device__ __forceinline__ End<T> narrow_end(NarrowState<T>& state, float v_scale) {
+    const float factor = T::PER_TOKEN ? out_of_unit(state.unit) : v_scale;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int row = first_row + 8 * h + g;
-        float sum = state.sum[h];
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        if (t == 0) ml[row] = {state.unit[h] == NO_BASE ? neg_inf() : state.unit[h], sum};
+    for (int n = 0; n < T::OUT_TILES; n++) {
 #pragma unroll
-        for (int n = 0; n < state.N; n += 2) {
-            *reinterpret_cast<float4*>(o + row * T::MERGE_ROW + 8 * n + 4 * t) = {state.o[n][2 * h] * v_scale, state.o[n + 1][2 * h] * v_scale,
-                                                                                 state.o[n][2 * h + 1] * v_scale, state.o[n + 1][2 * h + 1] * v_scale};
-        }
+        for (int i = 0; i < 4; i++) state.o[n][i] *= factor;
     }
+    auto max = [&](int h) { return state.base[h] == NO_BASE ? neg_inf() : state.base[h]; };
+    return {state.o, {max(0), max(1)}, {state.sum[0], state.sum[1]}};
 }
 
 }  // namespace pa

@@ -12,12 +12,12 @@ __device__ __forceinline__ int wide_swizzled(int row, int piece) {
     return (piece >> 3) * (T::CHUNK * 128) + row * 128 + (((piece ^ row) & 7) << 4);
 }
 
-// Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows and narrow ones are read by ldmatrix, eight rows at once, or by products; other
-// FP8 K by eight lanes that read four pieces of two neighbouring rows; V by lanes that read two pieces of rows four apart, or transposed two apart.
+// Position of 16-byte piece `piece` of row `row` of a stage. 16-bit rows are read by ldmatrix, eight rows at once, narrow ones by products; other
+// FP8 K by eight lanes that read four pieces of two neighbouring rows; V by lanes that read two pieces of rows four apart.
 template <class T, bool VALUE>
 __device__ __forceinline__ int swizzled(int row, int piece) {
     if constexpr (T::WARPGROUP && !T::FP8) return wide_swizzled<T>(row, piece);
-    const int mask = !T::FP8 || T::NARROW ? row & 7 : !VALUE ? (row & 1) << 2 : T::TRANSPOSED ? row & 6 : (row >> 1) & 6;
+    const int mask = !T::FP8 || T::NARROW ? row & 7 : !VALUE ? (row & 1) << 2 : (row >> 1) & 6;
     return row * T::ROW_BYTES + ((piece ^ mask) << 4);
 }
 

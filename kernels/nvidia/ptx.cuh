@@ -68,16 +68,6 @@ __device__ __forceinline__ void copies_wait() {
 
 __device__ __forceinline__ void barrier_named(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// The same, and whether `x` holds for any of the threads.
-__device__ __forceinline__ bool any_of_group(int id, int threads, bool x) {
-    u32 r;
-    asm volatile("{.reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q;}"
-                 : "=r"(r)
-                 : "r"(u32(x)), "r"(id), "r"(threads)
-                 : "memory");
-    return r != 0;
-}
-
 // SMs of the GPU, or a few more.
 __device__ __forceinline__ u32 sm_count() {
     u32 r;
@@ -188,15 +178,6 @@ __device__ __forceinline__ void load_shared16(u32 (&r)[4], u32 address) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements; each lane gives the address of a row.
-__device__ __forceinline__ void store_matrices(u32 address, const u32 (&x)[4]) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]),
-                 "r"(x[3])
-                 : "memory");
-#endif
-}
-
 __device__ __forceinline__ u32 load_shared4(u32 address) {
     u32 x;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
@@ -204,6 +185,10 @@ __device__ __forceinline__ u32 load_shared4(u32 address) {
 }
 
 __device__ __forceinline__ void store_shared4(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
+
+__device__ __forceinline__ void store_shared16(u32 address, const u32 (&x)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
 
 __device__ __forceinline__ float2 load_shared_float2(u32 address) {
     float2 r;

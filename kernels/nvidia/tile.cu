@@ -29,6 +29,6 @@ static_assert(PA_QUERY < 2 && PA_KV < 3 && PA_LAYOUT >= 2, "not this tile's");
 
 }  // namespace pa
 
-extern "C" __global__ void __launch_bounds__(pa::Specialized::ALL_THREADS, 1) PA_KERNEL(const __grid_constant__ pa::CudaTileArgs args) {
+extern "C" __global__ void __launch_bounds__(pa::Specialized::ALL_THREADS, pa::Specialized::NARROW ? pa::Specialized::BLOCKS_AN_SM : 1) PA_KERNEL(const __grid_constant__ pa::CudaTileArgs args) {
     pa::tile<pa::Specialized>(args);
 }

@@ -5,7 +5,6 @@
 #include "direct.cuh"
 #include "narrow.cuh"
 #include "task.cuh"
-#include "transposed.cuh"
 
 namespace pa {
 
@@ -21,7 +20,7 @@ template <class T>
 __device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
     Task task;
     PageIds<T> pages;
-    if (T::NARROW || T::TRANSPOSED || !PageIds<T>::WHOLE || is_late<T>() || !read_task<T>(task, p, at)) return;
+    if (T::NARROW || !PageIds<T>::WHOLE || is_late<T>() || !read_task<T>(task, p, at)) return;
     const int walker = at.rank * T::GROUPS + group;
     pages.start(p, task, walker, thread % 32);
     hint_first_chunk<T>(p, task, pages, walker, thread);
@@ -63,14 +62,7 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
             walk_narrow<T>(state, p, task, own, query, k_scale, group, row, thread % 32);
             launch_next_kernel();
             sync_block<T>();
-            publish_narrow<T>(state, merge, v_scale, group, row, thread % 32);
-        } else if constexpr (T::TRANSPOSED) {
-            TransposedState<T> state;
-            walk_transposed<T>(state, p, task, own, query, group, row, thread % T::GROUP_THREADS);
-            launch_next_kernel();
-            copies_wait<0>();
-            sync_block<T>();
-            publish_transposed<T>(state, merge, group, row, thread % 32);
+            finish_states<T>(p, task, whole, narrow_end<T>(state, v_scale), merge, group, row, thread % 32);
         } else {
             State<T> state;
             Query<T> q;
@@ -81,7 +73,7 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
                 sync_block<T>();
             }
             if constexpr (T::DIRECT) {
-                finish_states<T>(p, task, whole, state, q, merge, group, row, thread % 32);
+                finish_states<T>(p, task, whole, end_of<T>(state, q), merge, group, row, thread % 32);
             } else {
                 publish_state<T>(state, q, merge, v_scale, group, row, thread % 32);
             }

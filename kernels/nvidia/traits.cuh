@@ -148,9 +148,8 @@ struct Traits {
     // F16 queries go into F16 products as they are; others are scaled by a power of two a row, so that they cannot overflow.
     static constexpr bool SCALED_QUERY = Same<Compute, F16>::value && !Same<Query, F16>::value;
 
-    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory. FP8 without token scales: on
-    // E4M3 itself, see narrow.cuh. With them, widened in registers, as the operand that has rows: see transposed.cuh.
-    static constexpr bool WARPGROUP = Shape_::WARPGROUP, NARROW = FP8 && WARPGROUP && !PER_TOKEN, TRANSPOSED = FP8 && WARPGROUP && PER_TOKEN;
+    // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory; FP8: see narrow.cuh.
+    static constexpr bool WARPGROUP = Shape_::WARPGROUP, NARROW = FP8 && WARPGROUP;
     static constexpr bool PACKED = FP8 && !WARPGROUP;
     static_assert(!WARPGROUP || (M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16");
 
@@ -159,41 +158,39 @@ struct Traits {
 
     static constexpr int WARPS = ROW_WARPS * GROUPS, THREADS = WARPS * 32, GROUP_THREADS = ROW_WARPS * 32;
     // Threads beside those that copy for a group.
-    static constexpr int HELPERS = NARROW ? 64 : 0, ALL_THREADS = THREADS + GROUPS * HELPERS;
+    static constexpr int HELPERS = NARROW ? 128 : 0, ALL_THREADS = THREADS + GROUPS * HELPERS;
     static constexpr int ROWS = 16 * M_TILES * ROW_WARPS, WALKERS = GROUPS * CLUSTER;
     static constexpr int K_STEPS = HEAD_DIM / 16, N_TILES = CHUNK / 8, OUT_TILES = HEAD_DIM / 8;
 
-    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each. A group: narrow, three chunks of V with tokens
-    // along its rows; transposed, the probabilities of one chunk and four warps' maxima of the rows; then the stages.
+    // A stage: CHUNK rows of K, CHUNK rows of V, and with per-token scales CHUNK floats of each (narrow, in 512 bytes, as stages begin at multiples of
+    // 1024). A group: narrow, two chunks of V widened to F16; then the stages.
     static constexpr int ROW_BYTES = HEAD_DIM * KV_::BYTES, ROW_PIECES = ROW_BYTES / 16;
-    static constexpr int KV_BYTES = CHUNK * ROW_BYTES, SCALE_BYTES = PER_TOKEN ? CHUNK * 4 : 0;
+    static constexpr int KV_BYTES = CHUNK * ROW_BYTES, SCALE_BYTES = PER_TOKEN ? NARROW ? 512 : CHUNK * 4 : 0;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES + 2 * SCALE_BYTES;
-    static constexpr int TURNED_BYTES = NARROW ? 3 * KV_BYTES : 0, TRANSPOSED_BYTES = TRANSPOSED ? CHUNK * 128 + 4 * ROWS * 4 : 0;
-    static constexpr int GROUP_BYTES = (TURNED_BYTES + TRANSPOSED_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
+    static constexpr int WIDE_BYTES = NARROW ? 2 * KV_BYTES : 0, GROUP_BYTES = (2 * WIDE_BYTES + STAGES * STAGE_BYTES + 1023) / 1024 * 1024;
     // A warpgroup reads the query from shared memory too, the same rows for every group; narrow, in two parts.
     static constexpr int QUERY_BYTES = WARPGROUP ? ROWS * HEAD_DIM * 2 : 0;
     static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
     // The merge, over the drained rings: outputs of each group in rows (of packed FP8 their 32 channels too) padded against bank conflicts;
     // behind them in the same order (maximum, sum) of every row; in a cluster, behind those what its CTAs send this one (cluster.cuh).
-    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : NARROW || TRANSPOSED ? 4 : 8);
+    static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : 8);
     static constexpr int MERGE_ENDS = GROUPS * ROWS * MERGE_ROW, MERGE_SENT = MERGE_ENDS + GROUPS * ROWS * 2;
     static constexpr int SENT_PIECES = (ROWS * HEAD_DIM / 32 + CLUSTER - 1) / CLUSTER * 8;
-    static constexpr int MERGE_BYTES = (MERGE_SENT + (CLUSTER > 1 ? CLUSTER * SENT_PIECES * 6 : 0) + (TRANSPOSED ? GROUPS * 4 * ROWS : 0)) * 4;
+    static constexpr int MERGE_BYTES = (MERGE_SENT + (CLUSTER > 1 ? CLUSTER * SENT_PIECES * 6 : 0)) * 4;
     static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
 
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
 
     // By the shared memory of an SM of compute capability 9.0, of which each takes 1 KB more.
     static constexpr u32 BLOCKS_AN_SM = (228 << 10) / (SMEM_BYTES + 1024);
-    // 16-bit caches: the groups are merged out of their registers, and partial results are F16 (direct.cuh).
-    static constexpr bool DIRECT = CLUSTER == 1 && !FP8 && M_TILES == 1 && OUT_TILES % (4 * GROUPS) == 0;
+    // 16-bit products of other than packed FP8: the groups are merged out of their registers, and partial results are F16 (direct.cuh).
+    static constexpr bool DIRECT = CLUSTER == 1 && !PACKED && M_TILES == 1 && OUT_TILES % (4 * GROUPS) == 0;
 
     static_assert(CHUNK % 16 == 0 && TILE_TOKENS % CHUNK == 0, "a chunk is whole k-steps of PV, a tile whole chunks");
-    static_assert(!NARROW || (HEAD_DIM == 128 && GROUPS <= 2 && STAGES >= 3), "a row is swizzled as a whole; groups have seven barriers each");
-    static_assert(!TRANSPOSED || HEAD_DIM == 128, "a warp has 32 channels");
+    static_assert(!NARROW || (HEAD_DIM == 128 && GROUPS <= 2 && STAGES >= 3), "a row is swizzled as a whole; groups have five barriers each");
     static_assert(HEAD_DIM % (FP8 ? 128 : 64) == 0, "the swizzles of shared memory permute eight pieces of 16 bytes");
-    static_assert(CLUSTER == 1 || (!NARROW && !TRANSPOSED && CLUSTER <= 16), "a cluster's CTAs walk as one, all of them in one GPC");
+    static_assert(CLUSTER == 1 || (!NARROW && CLUSTER <= 16), "a cluster's CTAs walk as one, all of them in one GPC");
     static_assert(!PER_TOKEN || CHUNK <= GROUP_THREADS, "a thread copies one token's scales");
 };
 

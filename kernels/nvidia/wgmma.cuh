@@ -10,11 +10,6 @@ __device__ __forceinline__ u64 describe(u32 address, u32 next = 16) {
     return u64((address & 0x3ffff) >> 4) | u64(next >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
-// Describes rows of 64 bytes in the 64-byte swizzle, eight of them 512 bytes.
-__device__ __forceinline__ u64 describe_half_rows(u32 address) {
-    return u64((address & 0x3ffff) >> 4) | u64(1) << 16 | u64(512 >> 4) << 32 | u64(2) << 62;
-}
-
 __device__ __forceinline__ void warpgroup_begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -87,35 +82,13 @@ __device__ __forceinline__ void warpgroup_values(float (*o)[4], const u32 (&a)[4
 #endif
 }
 
-// C[64, 64] = A[64, 16] B, added to C where `add`; B in rows along k, or along its 64 columns where TRANSPOSED.
-template <class Element, int TRANSPOSED>
-__device__ __forceinline__ void warpgroup_mma(float (*c)[4], const u32 (&a)[4], u64 b, int add) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    static_assert(Same<Element, F16>::value, "what FP8 is widened to");
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" PA_C0_31
-                 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
-                 : PA_SIXTEEN(c, 0), PA_SIXTEEN(c, 4)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
-#endif
-}
-
-// On E4M3: S[64, 64] = A[64, 32] B[64, 32]^T, added to S where `add`.
+// On E4M3: S[64, 64] = A[64, 32] B[64, 32]^T, added to S where `add`; both in rows along k.
 __device__ __forceinline__ void warpgroup_narrow_scores(float (*s)[4], u64 a, u64 b, int add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PA_C0_31
                  "}, %32, %33, p, 1, 1;}"
                  : PA_SIXTEEN(s, 0), PA_SIXTEEN(s, 4)
                  : "l"(a), "l"(b), "r"(add));
-#endif
-}
-
-// O[64, 128] = A[64, 32] B[128, 32]^T, added to O where `add`; B in rows along k.
-__device__ __forceinline__ void warpgroup_narrow_values(float (*o)[4], const u32 (&a)[4], u64 b, int add) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PA_C0_31 "," PA_C32_63
-                 "}, {%64,%65,%66,%67}, %68, p, 1, 1;}"
-                 : PA_SIXTEEN(o, 0), PA_SIXTEEN(o, 4), PA_SIXTEEN(o, 8), PA_SIXTEEN(o, 12)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 #endif
 }
 

@@ -11,7 +11,7 @@ static Variant decode(int kv, int warps = 8) {
 static Variant verify(int kv) {
     Variant v = decode(kv);
     v.name += " verify";
-    v.row_warps = 4, v.groups = 2, v.stages = kv == FP8 ? 5 : 3, v.chunk = 64, v.warpgroup = true;
+    v.row_warps = 4, v.groups = 2, v.stages = kv == FP8 ? 4 : 3, v.chunk = 64, v.warpgroup = true;
     return v;
 }
 
@@ -25,7 +25,6 @@ static Variant with(Variant v, const char* name, F change) {
 // A scale a token, and the shape for it.
 static Variant token(Variant v) {
     v.name += " token", v.scales = 2;
-    if (v.warpgroup) v.stages = 3;
     return v;
 }
 

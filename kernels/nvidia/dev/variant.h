@@ -18,10 +18,9 @@ struct Variant {
     int tile = 256, m_tiles = 1, row_warps = 1, groups = 8, stages = 3, chunk = 16, cluster = 1;
     bool warpgroup = false, plain = false, free = false;  // free: each row is one task, without a plan
 
-    // FP8 products on E4M3 itself, with helper warps; and those that widen.
-    bool narrow() const { return kv == FP8 && warpgroup && scales != 2; }
-    bool transposed() const { return kv == FP8 && warpgroup && scales == 2; }
-    int threads() const { return plain ? 128 : (row_warps * 32 + (narrow() ? 64 : 0)) * groups; }
+    // A warpgroup on FP8, with helper warps.
+    bool narrow() const { return kv == FP8 && warpgroup; }
+    int threads() const { return plain ? 128 : (row_warps * 32 + (narrow() ? 128 : 0)) * groups; }
     int rows() const { return plain ? (head_dim < 256 ? 8 : 4) : 16 * m_tiles * row_warps; }
     int kv_bits() const { return kv == F32 ? 32 : kv == FP8 ? 8 : kv == MXFP4 ? 4 : 16; }
     int query_bytes() const { return query == 2 ? 4 : 2; }
@@ -30,16 +29,16 @@ struct Variant {
     // Dynamic shared memory: traits.cuh's formula.
     int shared_bytes() const {
         if (plain) return rows() * head_dim * 4 + 4 * rows() * (head_dim + 2) * 4;
-        const int scale = scales == 2 ? chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bits() / 8 + 2 * scale;
-        const int beside = narrow() ? 3 * chunk * head_dim : transposed() ? chunk * 128 + 4 * rows() * 4 : 0;
+        const int scale = scales == 2 ? narrow() ? 512 : chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bits() / 8 + 2 * scale;
+        const int beside = narrow() ? 4 * chunk * head_dim : 0;
         const int ring = groups * ((beside + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
-        const int sent = cluster > 1 ? (rows() * head_dim / 32 + cluster - 1) / cluster * 8 * cluster * 6 : 0, row = head_dim + (narrow() || transposed() ? 4 : kv == FP8 ? head_dim / 8 : 8);
-        const int merge = (groups * rows() * (row + 2) + sent + (transposed() ? groups * 4 * rows() : 0)) * 4;
+        const int sent = cluster > 1 ? (rows() * head_dim / 32 + cluster - 1) / cluster * 8 * cluster * 6 : 0, row = head_dim + (kv == FP8 && !warpgroup ? head_dim / 8 : 8);
+        const int merge = (groups * rows() * (row + 2) + sent) * 4;
         return std::max(ring, merge);
     }
 
     // Merged out of registers: partial results are F16.
-    bool f16_partials() const { return !plain && cluster == 1 && kv < FP8 && m_tiles == 1 && head_dim / 8 % (4 * groups) == 0; }
+    bool f16_partials() const { return !plain && cluster == 1 && (kv < FP8 || narrow()) && m_tiles == 1 && head_dim / 8 % (4 * groups) == 0; }
 
     // Rows that a block of the reducer has where partial results are few.
     int reducer_rows() const {
