@@ -71,7 +71,6 @@ pub(super) const NVIDIA: &[(&str, &str)] = embed! {
     "nvidia/tile.cu",
     "nvidia/tile.cuh",
     "nvidia/traits.cuh",
-    "nvidia/transposed.cuh",
     "nvidia/wgmma.cuh",
     "nvidia/write.cu",
 };

@@ -41,41 +41,33 @@ impl CudaShape {
         self.row_warps * M_TILE_ROWS
     }
 
-    /// Whether products are on E4M3 itself, of chunks that two more warps for each group copy and turn (`narrow.cuh`).
+    /// Whether the block is for an FP8 cache's many query rows: four more warps for each group copy its chunks and widen V (`narrow.cuh`).
     fn is_narrow(&self, p: &Problem) -> bool {
-        self.warpgroup && p.kv_dtype == KvDtype::Fp8 && p.scales != ScaleMode::PerToken
+        self.warpgroup && p.kv_dtype == KvDtype::Fp8
     }
 
     fn threads(&self, p: &Problem) -> usize {
-        (self.row_warps + if self.is_narrow(p) { 2 } else { 0 }) * self.groups * 32
+        (self.row_warps + if self.is_narrow(p) { 4 } else { 0 }) * self.groups * 32
     }
 
     /// Bytes of shared memory: the rings of the groups, or what they are merged through, whichever is more.
     fn shared_bytes(&self, p: &Problem) -> usize {
         let Self { groups, stages, chunk, warpgroup, cluster, .. } = *self;
-        let (fp8, rows, head_dim) = (p.kv_dtype == KvDtype::Fp8, self.rows(), p.head_dim);
-        let scales = if p.scales == ScaleMode::PerToken { chunk * 4 } else { 0 };
-        let stage = 2 * chunk * head_dim * if fp8 { 1 } else { 2 } + 2 * scales;
-        let narrow = self.is_narrow(p);
-        let transposed = fp8 && warpgroup && !narrow;
-        let beside = match (narrow, transposed) {
-            (true, _) => 3 * chunk * head_dim,
-            (_, true) => chunk * 128 + 4 * rows * 4,
+        let (fp8, rows, head_dim, narrow) = (p.kv_dtype == KvDtype::Fp8, self.rows(), p.head_dim, self.is_narrow(p));
+        let scales = match p.scales {
+            ScaleMode::PerToken if narrow => 512,
+            ScaleMode::PerToken => chunk * 4,
             _ => 0,
         };
+        let stage = 2 * chunk * head_dim * if fp8 { 1 } else { 2 } + 2 * scales;
+        // Two chunks of widened V.
+        let beside = if narrow { 4 * chunk * head_dim } else { 0 };
         let query = if warpgroup { rows * head_dim * 2 } else { 0 };
         let ring = groups * (beside + stages * stage).next_multiple_of(1024) + query;
-        let row = head_dim
-            + if narrow || transposed {
-                4
-            } else if fp8 {
-                head_dim / 8
-            } else {
-                8
-            };
+        let row = head_dim + if fp8 && !narrow { head_dim / 8 } else { 8 };
         // What the cluster's blocks send this one: F32 of its share of the rows' eights of four channels, with what each is weighed by.
         let sent = if cluster > 1 { cluster * (rows * head_dim / 32).div_ceil(cluster) * 8 * 6 } else { 0 };
-        let merge = (groups * rows * (row + 2) + sent + if transposed { groups * 4 * rows } else { 0 }) * 4;
+        let merge = (groups * rows * (row + 2) + sent) * 4;
         ring.max(merge)
     }
 
@@ -91,12 +83,12 @@ impl CudaShape {
     }
 }
 
-/// Whether a kernel chosen here leaves partial results in F16 (`Traits::DIRECT`): tensor cores on 16-bit caches whose groups share a row's channels
-/// out among them by fours of eight.
+/// Whether a kernel chosen here leaves partial results in F16 (`Traits::DIRECT`): tensor cores on 16-bit caches, and a warpgroup's on FP8, whose groups
+/// share a row's channels out among them by fours of eight.
 #[cfg(feature = "nvrtc")]
 pub(crate) fn leaves_f16(key: &KernelKey) -> bool {
     let shares = |shape: CudaShape| shape.cluster == 1 && (key.head_dim / 8).is_multiple_of(4 * shape.groups);
-    key.kv_dtype != KvDtype::Fp8 && key.cuda.is_some_and(shares)
+    key.cuda.is_some_and(|shape| shares(shape) && (shape.warpgroup || key.kv_dtype != KvDtype::Fp8))
 }
 
 impl fmt::Display for CudaShape {
@@ -186,11 +178,11 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
     let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128 && cluster == 1;
     if by_warpgroup {
         // One group leaves room for a second block on the SM, which pays where tasks come in turns.
-        let in_turns = p.workgroups() > 2 * arch.compute_units;
-        shapes.push(match in_turns {
-            _ if CudaShape::warpgroups(2, 5).is_narrow(p) => CudaShape::warpgroups(2, 5),
-            true => CudaShape::warpgroups(1, 3),
-            false => CudaShape::warpgroups(2, 3),
+        let groups = if p.workgroups() > 2 * arch.compute_units { 1 } else { 2 };
+        shapes.push(match (p.kv_dtype, p.scales) {
+            (KvDtype::Fp8, ScaleMode::PerToken) if groups == 1 => CudaShape::warpgroups(1, 3),
+            (KvDtype::Fp8, _) => CudaShape::warpgroups(groups, 4),
+            _ => CudaShape::warpgroups(groups, 3),
         });
     }
     shapes.extend([(2, 3, 32), (2, 2, 32), (1, 2, 32), (1, 2, 16)].map(of));
@@ -503,20 +495,25 @@ mod tests {
     #[test]
     fn more_query_rows_than_16_are_shared_by_warps() {
         let verify = |p: Problem, query_len| Problem { query_len, ..p };
+        let token = |p: Problem| Problem { scales: ScaleMode::PerToken, ..p };
+        let in_turns = |p: Problem| Problem { batch: 256, capacity: 528, ..p };
         for (p, arch, shape) in [
             (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (Problem { batch: 128, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
-            (Problem { batch: 256, capacity: 528, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(1, 3)),
-            (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 5)),
-            (Problem { scales: ScaleMode::PerToken, ..verify(fp8(), 2) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
+            (in_turns(verify(nhd(), 4)), Arch::sm90(), CudaShape::warpgroups(1, 3)),
+            (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 4)),
+            (token(verify(fp8(), 2)), Arch::sm90(), CudaShape::warpgroups(2, 4)),
+            (in_turns(verify(fp8(), 2)), Arch::sm90(), CudaShape::warpgroups(1, 4)),
+            (in_turns(token(verify(fp8(), 2))), Arch::sm90(), CudaShape::warpgroups(1, 3)),
             (verify(nhd(), 4), Arch::sm80(), CudaShape::of(4, 2, 3, 32)),
             (verify(nhd(), 2), Arch::sm80(), CudaShape::of(2, 2, 3, 32)),
             (Problem { head_dim: 256, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::of(4, 2, 3, 32)),
         ] {
             assert_eq!(cut(&p, arch.clone()), Some(shape), "{p:?} on {arch}");
         }
-        for p in [nhd(), fp8()] {
-            assert!(2 * (CudaShape::warpgroups(1, 3).shared_bytes(&p) + 1024) <= 228 << 10);
+        for p in [nhd(), fp8(), token(fp8())] {
+            let shape = cut(&in_turns(verify(p.clone(), 4)), Arch::sm90()).unwrap();
+            assert!(2 * (shape.shared_bytes(&p) + 1024) <= 228 << 10, "{shape}");
         }
         let said = "tensor cores, 2 groups of 4 warps on 3 stages of 64 tokens, warpgroup products for 64 query rows of a KV head; ";
         assert!(reason(&verify(nhd(), 4)).starts_with(said), "{}", reason(&verify(nhd(), 4)));

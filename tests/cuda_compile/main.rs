@@ -123,8 +123,8 @@ fn classes_leave_out_pages_and_options() {
     for class in [
         "sm90 bf16 d128 w1x4s2c32",
         "sm90 fp8 d128 w1x4s3c32k8",
-        "sm90 fp8 d128 wg4x2s3c64",
-        "sm90 fp8 d128 wg4x2s5c64",
+        "sm90 fp8 d128 wg4x2s4c64",
+        "sm90 fp8 d128 wg4x1s3c64",
         "sm90 reduce d128 w8 split",
         "sm90 mxfp4 d64 plain",
         "sm90 reduce d128 w8",

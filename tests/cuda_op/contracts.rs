@@ -173,6 +173,30 @@ fn an_infinity_stays_in_its_channel() -> Result<()> {
     Ok(())
 }
 
+/// V's scales grow and shrink by powers of two along a row, up to 2^30 between its tokens: whatever unit a kernel keeps its output in follows them.
+#[test]
+fn token_scales_of_all_sizes() -> Result<()> {
+    let Some(device) = gpu("token_scales_of_all_sizes") else { return Ok(()) };
+    let base = CaseSpec { lens: vec![1300, 70], kv_heads: 1, page_size: 16, ..spec(KvDtype::Fp8, Scales::PerToken) };
+    let verify = CaseSpec { query_lens: vec![4], group: 16, ..base.clone() };
+    for form in [base, verify] {
+        for exponent in [|page: usize| page as i32 % 31, |page: usize| -(page as i32 % 31), |page: usize| (page as i32 * 7) % 41 - 20] {
+            let mut case = form.build()?;
+            let KvScale::Tensor(scales) = &case.options.v_scale else { panic!("scales in a tensor") };
+            let pages = scales.dim(0)?;
+            // Pages in the order of the rows' tables.
+            let mut factors = vec![1f32; pages];
+            for row in case.block_tables.to_vec2::<i32>()? {
+                row.iter().enumerate().filter(|(_, id)| **id >= 0).for_each(|(i, &id)| factors[id as usize] = 2f32.powi(exponent(i)));
+            }
+            let factors = Tensor::from_vec(factors, (pages, 1, 1), &Device::Cpu)?;
+            case.options.v_scale = KvScale::Tensor(scales.broadcast_mul(&factors)?);
+            check_call(&device, &case);
+        }
+    }
+    Ok(())
+}
+
 /// A NaN that is a cache's factor is in every row that attends a token.
 #[test]
 fn a_factor_that_is_nan_shows() -> Result<()> {

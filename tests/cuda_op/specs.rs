@@ -91,8 +91,14 @@ pub fn options() -> Vec<CaseSpec> {
 
 pub fn many_sequences() -> Vec<CaseSpec> {
     let lens: Vec<i64> = (0..300).map(|i| i * 7 % 513).collect();
-    vec![
-        CaseSpec { lens: lens.clone(), ..spec(KvDtype::Bf16, Scales::None) },
-        CaseSpec { lens: lens[..100].to_vec(), query_lens: vec![4], ..spec(KvDtype::Fp8, Scales::Scalar) },
-    ]
+    let few = CaseSpec { lens: lens[..100].to_vec(), query_lens: vec![4], ..spec(KvDtype::Fp8, Scales::Scalar) };
+    let decode = CaseSpec { lens, ..spec(KvDtype::Bf16, Scales::None) };
+    [decode, few].into_iter().chain(verify_in_turns()).collect()
+}
+
+/// Verify calls of more blocks than run at once.
+pub fn verify_in_turns() -> Vec<CaseSpec> {
+    let lens: Vec<i64> = (0..140).map(|i| 5 + i * 7 % 300).collect();
+    let of = |(kv_dtype, scales)| CaseSpec { group: 16, query_lens: vec![4], lens: lens.clone(), ..spec(kv_dtype, scales) };
+    forms().map(of).into()
 }

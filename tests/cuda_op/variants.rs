@@ -69,6 +69,7 @@ fn verify_tiles() {
     check_cut(&device, "verify by clusters", |cut| cut.row_warps > 1 && cut.cluster > 1, &forms_of(&unsplit)[..5]);
     let many = CaseSpec { lens: (0..70).map(|i| 5 + i % 90).collect(), ..base.clone() };
     check_cut(&device, "verify, more blocks than SMs", shared, &forms_of(&many)[..5]);
+    check_cut(&device, "verify in turns", |cut| cut.row_warps > 1 && cut.groups == 1, &specs::verify_in_turns());
     let ragged = CaseSpec { query_lens: vec![5, 1, 0], lens: vec![300, 200, 40], ..base.clone() };
     check_cut(&device, "verify, ragged", shared, &forms_of(&ragged));
     let wide = CaseSpec { head_dim: 256, group: 8, ..base.clone() };
