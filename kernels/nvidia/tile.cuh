@@ -15,12 +15,12 @@ __device__ __forceinline__ bool is_late() {
 }
 
 // Brings near what a group reads first while the kernel before may still run: that may be writing the records, and all that is read here is read
-// again after the wait. Where it was measured to cost more than it brings there is none of it.
+// again after the wait. The threads that copy do it.
 template <class T>
 __device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
     Task task;
     PageIds<T> pages;
-    if (T::NARROW || !PageIds<T>::WHOLE || is_late<T>() || !read_task<T>(task, p, at)) return;
+    if (!PageIds<T>::WHOLE || is_late<T>() || !read_task<T>(task, p, at)) return;
     const int walker = at.rank * T::GROUPS + group;
     pages.start(p, task, walker, thread % 32);
     hint_first_chunk<T>(p, task, pages, walker, thread);
@@ -31,9 +31,12 @@ template <class T>
 __device__ __forceinline__ void help(const CudaTileArgs& p, u32 smem) {
     release_registers<HELPER_REGISTERS>();
     const int helper = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 32 - T::THREADS, group = helper / T::HELPERS;
+    const int thread = helper % T::HELPERS + threadIdx.x % 32;
+    const GridPosition at = grid_position<T>(p);
+    look_ahead<HelperTraits<T>>(p, at, group, thread);
     wait_for_previous_kernel();
     Task task;
-    if (read_task<T>(task, p, grid_position<T>(p))) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, helper % T::HELPERS + threadIdx.x % 32);
+    if (read_task<T>(task, p, at)) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, thread);
 }
 
 template <class T>
@@ -47,7 +50,7 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
     const GridPosition at = grid_position<T>(p);
-    look_ahead<T>(p, at, group, thread % T::GROUP_THREADS);
+    if constexpr (T::HELPERS == 0) look_ahead<T>(p, at, group, thread % T::GROUP_THREADS);
     wait_for_previous_kernel();
     const float k_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f;
     const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
