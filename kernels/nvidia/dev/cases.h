@@ -237,7 +237,7 @@ static void each_problem(const std::string& path, F run) {
 static void run_file(const std::string& path) { each_problem(path, time_best); }
 
 // Contenders: lines of a name, a folder beside the first argument's, and what differs from the best variant, key=value. `only` names the problems:
-// a part of "decode bf16 NAME".
+// a part of "decode bf16 NAME". `scales` are those of the first contender's caches: all of a problem's have the same.
 static void compare(const std::string& contenders, const std::string& problems) {
     const std::string own = folder.substr(folder.rfind('/') + 1), beside = folder + "/../";
     std::ifstream file(contenders);
@@ -267,6 +267,9 @@ static void compare(const std::string& contenders, const std::string& problems) 
                 if (key == "tile") x.v.tile = value;
                 if (key == "cluster") x.v.cluster = value;
                 if (key == "free") x.v.free = value;
+                if (key == "warps") x.v.row_warps = value;
+                if (key == "warpgroup") x.v.warpgroup = value;
+                if (key == "scales") x.v.scales = value;
             }
             x.folder = beside + x.folder;
             if (wanted_here) all.push_back(x);
