@@ -226,6 +226,15 @@ fn bound_equals_the_scan() {
     assert!(searched > 1500, "{searched} cases searched");
 }
 
+/// Whether rows are not split by default: short ones that fill an NVIDIA GPU.
+fn are_kept_whole(request: &PlanRequest<'_>, arch: &Arch) -> bool {
+    let (over, of) = if request.max_query_len() > 1 { (7, 8) } else { (4, 3) };
+    let fill = request.rows() * request.kv_heads * of > arch.compute_units * over;
+    let is_left_open = request.max_partitions.is_none() && request.workgroup_budget.is_none();
+    let short = request.max_context_len.into_iter().chain(request.window).min().is_some_and(|most| most < 4096);
+    arch.name.is_cuda() && is_left_open && fill && short
+}
+
 #[test]
 fn random_minmax_plans_have_the_scanned_counts() {
     let mut rng = StdRng::seed_from_u64(2);
@@ -254,7 +263,7 @@ fn random_minmax_plans_have_the_scanned_counts() {
         if name != ArchName::Gfx1250 {
             assert_eq!(HostPlan::new(&request, &arch).unwrap(), plan, "{name:?}");
         }
-        let most = request.max_partitions.map_or(u32::MAX, |most| most as u32);
+        let most = if are_kept_whole(&request, &arch) { 1 } else { request.max_partitions.map_or(u32::MAX, |most| most as u32) };
         let tiles: Vec<u32> = request.tile_ranges(&arch).map(TileRange::tiles).collect();
         let expected: Vec<i32> = match bound_by_scan(&tiles, slots, most) {
             Some(bound) => tiles.iter().map(|&t| u128::from(t).div_ceil(bound).min(u128::from(most)) as i32).collect(),
@@ -385,8 +394,12 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         (67, 1, Some(2048), None, 264),
         (67, 1, Some(4096), None, 528),
         (256, 1, None, None, 528),
-        (256, 1, Some(2048), None, 264),
-        (256, 1, None, Some(2048), 264),
+        // Many short rows are kept whole.
+        (176, 1, Some(4095), None, 264),
+        (177, 1, Some(4095), None, 177),
+        (178, 1, Some(4095), None, 178),
+        (256, 1, Some(2048), None, 256),
+        (256, 1, None, Some(2048), 256),
         (1000, 1, Some(2048), None, 1000),
         // Where a row's tasks run for several KV heads, pairs count and share the slots.
         (5, 8, Some(8192), None, 17),
@@ -394,7 +407,8 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         (8, 8, Some(2048), None, 17),
         (16, 8, Some(8192), None, 66),
         (32, 8, Some(8192), None, 66),
-        (32, 8, Some(2048), None, 33),
+        (16, 8, Some(2048), None, 33),
+        (32, 8, Some(2048), None, 32),
     ] {
         let lens = vec![5000; rows];
         let request = PlanRequest { max_context_len, window, ..PlanRequest::new(&lens, &[1], kv_heads) };
@@ -406,6 +420,33 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         let verify = PlanRequest::new(&lens, &[4], 1);
         assert_eq!(capacity(&verify, &Arch::sm90()).unwrap(), slots, "{rows} rows of 4 new tokens");
     }
+    // Short ones are kept whole from fewer on.
+    for (rows, slots) in [(67, 264), (115, 264), (116, 116), (256, 256)] {
+        let lens = vec![2000; rows];
+        let short = PlanRequest { max_context_len: Some(2048), ..PlanRequest::new(&lens, &[4], 1) };
+        assert_eq!(capacity(&short, &Arch::sm90()).unwrap(), slots, "{rows} short rows of 4 new tokens");
+    }
+}
+
+/// A slot that an empty row leaves is no other's then, so that nothing is to be merged, whatever lengths the plan is made again for.
+#[test]
+fn many_short_rows_are_kept_whole() {
+    let mut lens = vec![500; 200];
+    lens[..10].fill(2000);
+    lens[150] = 0;
+    let request = PlanRequest { max_context_len: Some(2048), ..PlanRequest::new(&lens, &[1], 1) };
+    let plan = HostPlan::new(&request, &Arch::sm90()).unwrap();
+    assert_eq!((plan.capacity(), plan.tasks(), plan.is_one_task_a_row()), (200, 199, true));
+    // But where the caller says how rows are split.
+    for (max_partitions, workgroup_budget) in [(Some(2), None), (None, Some(264))] {
+        let split = PlanRequest { max_partitions, workgroup_budget, ..request.clone() };
+        let plan = HostPlan::new(&split, &Arch::sm90()).unwrap();
+        assert_eq!((plan.capacity(), plan.is_one_task_a_row()), (264, false), "{split:?}");
+    }
+    let verify = PlanRequest { query_lens: &[4], ..request.clone() };
+    assert!(HostPlan::new(&verify, &Arch::sm90()).unwrap().is_one_task_a_row());
+    let elsewhere = HostPlan::new(&request, &arch(ArchName::Gfx950)).unwrap();
+    assert!(elsewhere.capacity() > 200);
 }
 
 #[test]

@@ -106,24 +106,54 @@ __device__ __forceinline__ void launch_next_kernel() {
 #endif
 }
 
-// The barrier of the cluster's threads: what any of them did ahead of it, in shared memory of any of its CTAs too, is done after it.
-__device__ __forceinline__ void sync_cluster() {
+// The barrier of the cluster's threads, in halves. The arrival orders nothing of its own accord; who has waited sees what others released before it.
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-// Stores to the shared memory of CTA `rank` of the cluster, where this CTA's has `address`.
-__device__ __forceinline__ void store_cluster(u32 address, int rank, float4 x) {
+// An mbarrier of one arrival, released to the cluster's threads that wait for this one.
+__device__ __forceinline__ void mbarrier_init(u32 barrier) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.v4.f32 [a], {%2,%3,%4,%5};}" ::"r"(address), "r"(rank), "f"(x.x),
-                 "f"(x.y), "f"(x.z), "f"(x.w)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n fence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
+#endif
+}
+
+// That arrival: the barrier's phase ends when `bytes` have been sent.
+__device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared::cta.b64 s, [%0], %1;}" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+
+// Waits for the end of the first phase; what was sent up to it is seen.
+__device__ __forceinline__ void mbarrier_wait(u32 barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0; @!p bra again;}" ::"r"(barrier)
                  : "memory");
 #endif
 }
-__device__ __forceinline__ void store_cluster(u32 address, int rank, float2 x) {
+
+// Sends to the shared memory of CTA `rank` of the cluster, where this CTA's has `address`, and counts the bytes at that CTA's `barrier`.
+__device__ __forceinline__ void send_cluster(u32 address, u32 barrier, int rank, float4 x) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.v2.f32 [a], {%2,%3};}" ::"r"(address), "r"(rank), "f"(x.x), "f"(x.y)
+    asm volatile("{.reg .b32 a, b; mapa.shared::cluster.u32 a, %0, %2; mapa.shared::cluster.u32 b, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [a], {%3,%4,%5,%6}, [b];}" ::"r"(address),
+                 "r"(barrier), "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void send_cluster(u32 address, u32 barrier, int rank, float2 x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .b32 a, b; mapa.shared::cluster.u32 a, %0, %2; mapa.shared::cluster.u32 b, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [a], {%3,%4}, [b];}" ::"r"(address),
+                 "r"(barrier), "r"(rank), "f"(x.x), "f"(x.y)
                  : "memory");
 #endif
 }

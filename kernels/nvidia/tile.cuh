@@ -75,6 +75,7 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
                 copies_wait<0>();
                 sync_block<T>();
             }
+            if constexpr (T::CLUSTER > 1) expect_parts<T>(task, parts_of<T>(merge), thread);
             if constexpr (T::DIRECT) {
                 finish_states<T>(p, task, whole, end_of<T>(state, q), merge, group, row, thread % 32);
             } else {

@@ -173,12 +173,13 @@ struct Traits {
     static constexpr int RING_BYTES = GROUPS * GROUP_BYTES + QUERY_BYTES;
 
     // The merge, over the drained rings: outputs of each group in rows (of packed FP8 their 32 channels too) padded against bank conflicts;
-    // behind them in the same order (maximum, sum) of every row; in a cluster, behind those what its CTAs send this one (cluster.cuh).
+    // behind them in the same order (maximum, sum) of every row.
     static constexpr int MERGE_ROW = HEAD_DIM + (PACKED ? HEAD_DIM / 8 : 8);
-    static constexpr int MERGE_ENDS = GROUPS * ROWS * MERGE_ROW, MERGE_SENT = MERGE_ENDS + GROUPS * ROWS * 2;
-    static constexpr int SENT_PIECES = (ROWS * HEAD_DIM / 32 + CLUSTER - 1) / CLUSTER * 8;
-    static constexpr int MERGE_BYTES = (MERGE_SENT + (CLUSTER > 1 ? CLUSTER * SENT_PIECES * 6 : 0)) * 4;
-    static constexpr int SMEM_BYTES = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
+    static constexpr int MERGE_ENDS = GROUPS * ROWS * MERGE_ROW, MERGE_BYTES = (MERGE_ENDS + GROUPS * ROWS * 2) * 4;
+    // Behind both, in a cluster, what its CTAs send this one (Parts, cluster.cuh): its share of the rows' eights of four channels, of each CTA.
+    static constexpr int PARTS_AT = RING_BYTES > MERGE_BYTES ? RING_BYTES : MERGE_BYTES;
+    static constexpr int SENT_EIGHTS = (ROWS * HEAD_DIM / 32 + CLUSTER - 1) / CLUSTER, EIGHT_BYTES = 8 * 16 + 8;
+    static constexpr int SMEM_BYTES = PARTS_AT + (CLUSTER > 1 ? CLUSTER * SENT_EIGHTS * EIGHT_BYTES + 16 : 0);
 
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
 

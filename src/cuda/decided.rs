@@ -80,12 +80,20 @@ fn default_plan(shapes: &Shapes, shape: &PlanShape, arch: &Arch) -> Result<Plan>
     let tiles = table_tiles(shapes, arch);
     Ok(match shape.capacity(arch, Some(shapes.table_tokens()))? {
         // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-        capacity if capacity > shape.rows() && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
+        capacity if (capacity > shape.rows() || takes_turns(shape, arch)) && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
             let task_tiles = if shape.rows().saturating_mul(tiles) <= capacity { 1 } else { tiles };
             Plan::Device { capacity, made: false, task_tiles }
         }
         _ => Plan::Free { tiles },
     })
+}
+
+/// Whether rows are planned for their order alone, where they are kept whole by default: those of several new tokens that are more than SMs, which
+/// take turns at a block an SM, the longest first.
+fn takes_turns(shape: &PlanShape, arch: &Arch) -> bool {
+    let is_left_open = shape.max_partitions.is_none() && shape.workgroup_budget.is_none();
+    let blocks = shape.rows().saturating_mul(shape.blocks_of_a_task());
+    is_left_open && shape.query_len > 1 && (arch.compute_units + 1..=2 * arch.compute_units).contains(&blocks)
 }
 
 impl Decided {
@@ -138,8 +146,10 @@ impl Plan {
     pub fn problem(&self, shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch) -> Problem {
         let tasks = match self {
             Self::Host(plan) => Tasks::of(plan),
-            Self::Device { capacity, task_tiles, .. } => Tasks { slots: *capacity, one_a_row: false, most_tiles: *task_tiles },
-            Self::Free { tiles } => Tasks { slots: plan_rows(shapes), one_a_row: true, most_tiles: *tiles },
+            Self::Device { capacity, task_tiles, .. } => {
+                Tasks { slots: *capacity, one_a_row: false, planned: true, most_tiles: *task_tiles }
+            }
+            Self::Free { tiles } => Tasks { slots: plan_rows(shapes), one_a_row: true, planned: false, most_tiles: *tiles },
         };
         problem(shapes, call, query_len, tasks, arch)
     }

@@ -129,8 +129,8 @@ fn given_plans(shapes: &Shapes, query_len: usize, window: Option<usize>, arch: &
     for max_context_len in [None, Some(shapes.table_tokens())] {
         let request = PlanRequest { window, max_context_len, ..PlanRequest::new(&context_lens, &query_lens, kv_heads) };
         let capacity = capacity(&request, arch)?;
-        // From one tile a task to any number, the cuts of a block change past one and past 16.
-        plans.extend([1, 16, usize::MAX].map(|task_tiles| Plan::Device { capacity, made: true, task_tiles }));
+        // From one tile a task to any number, the cuts of a block change past one, 8, 16 and 32.
+        plans.extend([1, 8, 16, 32, usize::MAX].map(|task_tiles| Plan::Device { capacity, made: true, task_tiles }));
     }
     Ok(plans)
 }

@@ -58,18 +58,22 @@ impl PlanShape {
         if self.per_head_tables { self.kv_heads } else { 1 }
     }
 
+    /// Blocks that run each task of a row: KV heads, times blocks of many query rows.
+    pub(crate) fn blocks_of_a_task(&self) -> usize {
+        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
+        heads.saturating_mul(row_blocks(self.query_len, self.q_heads / self.kv_heads))
+    }
+
     /// Slots of its plan, whose rows have at most `max_context_len` tokens.
     pub(crate) fn capacity(&self, arch: &Arch, max_context_len: Option<usize>) -> Result<usize> {
         if self.kv_heads == 0 || !self.q_heads.is_multiple_of(self.kv_heads) || self.q_heads == 0 {
             bail!("q_heads: {} query heads are not a multiple of {} KV heads", self.q_heads, self.kv_heads)
         }
-        let blocks = row_blocks(self.query_len, self.q_heads / self.kv_heads);
-        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
         let (context_lens, query_lens) = (no_lengths(self.rows()), [self.query_len]);
         let request = PlanRequest {
             context_lens: &context_lens,
             query_lens: &query_lens,
-            kv_heads: heads.saturating_mul(blocks),
+            kv_heads: self.blocks_of_a_task(),
             window: self.window,
             max_partitions: self.max_partitions,
             workgroup_budget: self.workgroup_budget,

@@ -50,7 +50,8 @@ impl CudaShape {
         (self.row_warps + if self.is_narrow(p) { 4 } else { 0 }) * self.groups * 32
     }
 
-    /// Bytes of shared memory: the rings of the groups, or what they are merged through, whichever is more.
+    /// Bytes of shared memory: the rings of the groups, or what they are merged through, whichever is more; of a cluster, behind these what its blocks
+    /// send this one.
     fn shared_bytes(&self, p: &Problem) -> usize {
         let Self { groups, stages, chunk, warpgroup, cluster, .. } = *self;
         let (fp8, rows, head_dim, narrow) = (p.kv_dtype == KvDtype::Fp8, self.rows(), p.head_dim, self.is_narrow(p));
@@ -65,10 +66,10 @@ impl CudaShape {
         let query = if warpgroup { rows * head_dim * 2 } else { 0 };
         let ring = groups * (beside + stages * stage).next_multiple_of(1024) + query;
         let row = head_dim + if fp8 && !narrow { head_dim / 8 } else { 8 };
-        // What the cluster's blocks send this one: F32 of its share of the rows' eights of four channels, with what each is weighed by.
-        let sent = if cluster > 1 { cluster * (rows * head_dim / 32).div_ceil(cluster) * 8 * 6 } else { 0 };
-        let merge = (groups * rows * (row + 2) + sent) * 4;
-        ring.max(merge)
+        let merge = groups * rows * (row + 2) * 4;
+        // F32 of its share of the rows' eights of four channels, with what each is weighed by, and a barrier.
+        let sent = if cluster > 1 { cluster * (rows * head_dim / 32).div_ceil(cluster) * (8 * 16 + 8) + 16 } else { 0 };
+        ring.max(merge) + sent
     }
 
     fn in_words(&self) -> String {
@@ -154,19 +155,26 @@ fn cluster_of(tasks: usize, arch: &Arch) -> usize {
 /// Every part of such a GPU has the 16 SMs of the largest clusters; of others eight are certain.
 const SMS_WITH_WIDE_CLUSTERS: usize = 132;
 
-/// Blocks that share a task of a call whose rows are not split, of `row_blocks` blocks of query rows: each has a tile at least.
+/// Blocks that share a task of a call whose rows are not split, of `row_blocks` blocks of query rows: each has a tile at least, of decode sixteen
+/// blocks half a tile.
 fn cluster(p: &Problem, arch: &Arch, row_blocks: usize) -> usize {
     let blocks = if p.one_partition() { cluster_of(p.workgroups().saturating_mul(row_blocks), arch) } else { 1 };
-    std::iter::successors(Some(blocks), |&fewer| (fewer > 1).then_some(fewer / 2)).find(|&blocks| blocks <= p.task_tiles).unwrap_or(1)
+    let has_work = |&blocks: &usize| blocks <= p.task_tiles || (blocks == 16 && p.task_tiles >= 8 && is_one_matrix_tile(p));
+    std::iter::successors(Some(blocks), |&fewer| (fewer > 1).then_some(fewer / 2)).find(has_work).unwrap_or(1)
+}
+
+/// Whether a KV head's query rows fill no more than one matrix tile: decode.
+fn is_one_matrix_tile(p: &Problem) -> bool {
+    p.m_tiles() == 1
 }
 
 /// Whether clusters of blocks walk the rows of `p`, of at most `tokens` tokens each, faster than tasks of them are merged by a second launch:
 /// few short rows of one matrix tile. `p` is plan-free.
 #[cfg(feature = "nvrtc")]
 pub(crate) fn walks_whole_rows(p: &Problem, tokens: usize, arch: &Arch) -> bool {
-    let (pairs, rows) = (p.workgroups(), p.query_len.saturating_mul(p.group()));
+    let pairs = p.workgroups();
     let most = (512 * cluster_of(pairs, arch)).min(2048);
-    let is_tile = misses_tensor_cores(p, arch).is_none() && rows <= M_TILE_ROWS;
+    let is_tile = misses_tensor_cores(p, arch).is_none() && is_one_matrix_tile(p);
     is_tile && pairs <= arch.compute_units / 4 && (arch.name.tile_tokens() + 1..=most).contains(&tokens)
 }
 
@@ -196,12 +204,11 @@ fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
     let of = |(groups, stages, chunk)| CudaShape { cluster, ..CudaShape::of(1, groups, stages, chunk) };
     let blocks = p.workgroups();
     let (best, why) = match (blocks, p.task_tiles) {
-        // In half of an SM's shared memory, so that the next call's blocks come up beside these; not where a block walks long.
-        (tasks, tiles) if cluster > 1 && tiles.div_ceil(cluster) <= 8 => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, For::Unsplit(tasks)),
-        (tasks, _) if cluster > 1 => (if fp8 { (8, 3, 32) } else { (4, 3, 32) }, For::Unsplit(tasks)),
+        (tasks, tiles) if cluster > 1 => (cluster_cut(fp8, cluster, tiles, tasks * cluster > sms * 3 / 4), For::Unsplit(tasks)),
+        // Whole rows, two a SM at most, the longest first: an SM each.
+        (rows, 9..=32) if !fp8 && (sms + 1..=sms * 2).contains(&rows) && are_whole_in_order(p) => ((8, 3, 16), For::Unsplit(rows)),
         _ if blocks > sms => (if fp8 { (4, 2, 32) } else { (4, 3, 16) }, For::ManyBlocks { blocks, sms, each: if fp8 { 3 } else { 2 } }),
-        // More than half of the shared memory again where two blocks on an SM would leave another one idle.
-        (_, 0..=1) if blocks <= sms / 2 => (if fp8 { (4, 3, 32) } else { (4, 3, 16) }, For::OneTile(arch.name.tile_tokens())),
+        // In more than half of it: two blocks of a call on an SM would leave another one idle.
         (_, 0..=1) => (if fp8 { (4, 4, 32) } else { (4, 4, 16) }, For::OneTile(arch.name.tile_tokens())),
         (_, 2..=16) if fp8 => ((4, 4, 32), For::ABlockEach),
         _ => (if fp8 { (8, 2, 32) } else { (4, 2, 32) }, For::ABlockEach),
@@ -209,6 +216,25 @@ fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
     let smaller = [(4, 3, 32), (4, 3, 16), (4, 2, 32), (4, 2, 16), (2, 2, 16)];
     let shapes = [best].into_iter().chain(smaller).map(of).collect();
     (shapes, why)
+}
+
+/// Groups, stages and tokens a chunk of a decode block, one of `cluster` that share a task of `tiles` tiles; `fills`: such blocks are more than 3/4
+/// of the SMs.
+fn cluster_cut(fp8: bool, cluster: usize, tiles: usize, fills: bool) -> (usize, usize, usize) {
+    match (fp8, tiles.div_ceil(cluster)) {
+        // Not where a block walks long: in more than half of an SM's shared memory.
+        (true, 9..) => (8, 3, 32),
+        (false, 9..) => (4, 3, 32),
+        // In half of it, so that the next call's blocks come up beside these.
+        (true, _) if cluster <= tiles && fills => (8, 3, 16),
+        (true, _) if cluster <= tiles => (4, 3, 32),
+        _ => (4, 3, 16),
+    }
+}
+
+/// Whether a plan has a slot a row: whole rows, the longest first.
+fn are_whole_in_order(p: &Problem) -> bool {
+    !p.plan_free && p.workgroups() <= p.batch.saturating_mul(p.kv_heads)
 }
 
 /// Warps that share a row of the reducer: for up to 8 partial results, up to 32, and more.
@@ -370,6 +396,8 @@ mod tests {
         let bf16 = problem(KvDtype::Bf16, ScaleMode::None);
         assert_eq!(CudaShape::of(1, 8, 3, 16).shared_bytes(&bf16), 8 * 3 * 2 * 16 * 256);
         assert_eq!(CudaShape::warpgroups(3, 2).shared_bytes(&bf16), 3 * 2 * 2 * 64 * 256 + 64 * 256);
+        let parts = CudaShape { cluster: 4, ..CudaShape::of(1, 8, 3, 16) };
+        assert_eq!(parts.shared_bytes(&bf16), 8 * 3 * 2 * 16 * 256 + 16 * 4 * (8 * 16 + 8) + 16);
         let token = problem(KvDtype::Fp8, ScaleMode::PerToken);
         assert_eq!(CudaShape::of(1, 8, 3, 32).shared_bytes(&token), 8 * (3 * (2usize * 32 * 128 + 256)).next_multiple_of(1024));
         assert_eq!(plain_shared_bytes(128), 8 * 128 * 4 + 4 * 8 * 130 * 4);
@@ -429,17 +457,14 @@ mod tests {
             assert_eq!(sm90(p), shape);
         }
         assert!(reason(&Problem { capacity: 265, ..many(nhd()) }).contains("2 blocks a SM for 265 in turns on 132 SMs; "));
-        // Blocks of few tasks leave room for the next call's, those of many none for each other.
-        for (capacity, p, shape) in [
-            (64, fp8(), CudaShape::of(1, 4, 3, 32)),
-            (64, nhd(), CudaShape::of(1, 4, 3, 16)),
-            (128, fp8(), CudaShape::of(1, 4, 4, 32)),
-            (128, nhd(), CudaShape::of(1, 4, 4, 16)),
-        ] {
-            let p = Problem { capacity, ..tiles(p, 1) };
-            assert_eq!((shape.shared_bytes(&p) + 1024) * 2 <= 228 << 10, capacity == 64);
-            assert!(reason(&p).contains("few warps for tasks of one tile, 128 tokens"));
-            assert_eq!(sm90(p), shape);
+        // Two blocks of a call never settle on one SM.
+        for (p, shape) in [(fp8(), CudaShape::of(1, 4, 4, 32)), (nhd(), CudaShape::of(1, 4, 4, 16))] {
+            for capacity in [64, 128] {
+                let p = Problem { capacity, ..tiles(p.clone(), 1) };
+                assert!((shape.shared_bytes(&p) + 1024) * 2 > 228 << 10);
+                assert!(reason(&p).contains("few warps for tasks of one tile, 128 tokens"));
+                assert_eq!(sm90(p), shape);
+            }
         }
         assert_eq!(select(&nhd(), &Arch::sm90()).unwrap().key.tile_tokens, 128);
     }
@@ -449,28 +474,59 @@ mod tests {
         let unsplit = |p: Problem, batch, task_tiles| Problem { batch, task_tiles, max_partitions: Some(1), ..p };
         let of = |cluster, shape| CudaShape { cluster, ..shape };
         for (p, shape) in [
-            (unsplit(fp8(), 64, 8), of(2, CudaShape::of(1, 4, 3, 32))),
+            // FP8 blocks on more than 3/4 of the SMs have more warps.
+            (unsplit(fp8(), 49, 8), of(2, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 50, 8), of(2, CudaShape::of(1, 8, 3, 16))),
             (unsplit(nhd(), 64, 8), of(2, CudaShape::of(1, 4, 3, 16))),
             (unsplit(fp8(), 1, 235), of(16, CudaShape::of(1, 8, 3, 32))),
             (unsplit(nhd(), 1, usize::MAX), of(16, CudaShape::of(1, 4, 3, 32))),
             (Problem { query_len: 4, ..unsplit(fp8(), 1, 235) }, of(16, CudaShape::of(4, 2, 3, 32))),
-            // A tile a block at least; as many clusters as run at once; none where blocks fill the GPU.
-            (unsplit(fp8(), 1, 9), of(8, CudaShape::of(1, 4, 3, 32))),
-            (unsplit(fp8(), 1, 1), CudaShape::of(1, 4, 3, 32)),
-            (unsplit(fp8(), 7, 90), of(16, CudaShape::of(1, 4, 3, 32))),
-            (unsplit(fp8(), 15, 60), of(8, CudaShape::of(1, 4, 3, 32))),
-            (unsplit(fp8(), 30, 30), of(4, CudaShape::of(1, 4, 3, 32))),
+            // A tile a block at least, of sixteen half a tile; as many clusters as run at once; none where blocks fill the GPU.
+            (unsplit(fp8(), 1, 7), of(4, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 1, 8), of(16, CudaShape::of(1, 4, 3, 16))),
+            (unsplit(nhd(), 1, 15), of(16, CudaShape::of(1, 4, 3, 16))),
+            (unsplit(fp8(), 7, 8), of(16, CudaShape::of(1, 4, 3, 16))),
+            (unsplit(fp8(), 6, 16), of(16, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 8, 15), of(8, CudaShape::of(1, 4, 3, 32))),
+            (Problem { query_len: 4, ..unsplit(fp8(), 1, 15) }, of(8, CudaShape::of(4, 2, 3, 32))),
+            (unsplit(fp8(), 1, 1), CudaShape::of(1, 4, 4, 32)),
+            (unsplit(fp8(), 7, 90), of(16, CudaShape::of(1, 8, 3, 16))),
+            (unsplit(fp8(), 15, 60), of(8, CudaShape::of(1, 8, 3, 16))),
+            (unsplit(fp8(), 30, 30), of(4, CudaShape::of(1, 8, 3, 16))),
             (unsplit(fp8(), 67, 8), CudaShape::of(1, 4, 4, 32)),
         ] {
             assert_eq!(cut(&p, Arch::sm90()), Some(shape), "{p:?}");
             assert!(shape.shared_bytes(&p) <= Arch::sm90().lds_bytes);
+            let room = if p.task_tiles.div_ceil(shape.cluster) <= 8 && p.query_len == 1 && shape.cluster > 1 { 2 } else { 1 };
+            assert!(room * (shape.shared_bytes(&p) + 1024) <= 228 << 10, "{room} blocks an SM of {p:?}");
             assert!(!select(&p, &Arch::sm90()).unwrap().needs_reducer());
             assert_eq!(cut(&p, Arch::sm89()).unwrap().cluster, 1, "no clusters there");
         }
-        let said = "tensor cores, 4 warps on 3 stages of 32 tokens, 2 blocks a task, for 64 tasks that are whole rows; no reducer";
+        let said = "tensor cores, 8 warps on 3 stages of 16 tokens, 2 blocks a task, for 64 tasks that are whole rows; no reducer";
         assert_eq!(reason(&unsplit(fp8(), 64, 8)), said);
         let fewer = Arch { compute_units: 114, ..Arch::sm90() };
         assert_eq!(cut(&unsplit(fp8(), 1, 235), fewer).unwrap().cluster, 8);
+    }
+
+    #[test]
+    fn whole_rows_in_order_have_a_block_an_sm() {
+        let whole = |p: Problem, batch, task_tiles| Problem { batch, capacity: batch, task_tiles, max_partitions: Some(1), ..p };
+        let (alone, beside) = (CudaShape::of(1, 8, 3, 16), CudaShape::of(1, 4, 3, 16));
+        for (p, shape) in [
+            (whole(nhd(), 178, 9), alone),
+            // Or so many slots of a plan that may be made again.
+            (Problem { max_partitions: None, ..whole(nhd(), 264, 32) }, alone),
+            (Problem { kv_heads: 8, q_heads: 64, ..whole(nhd(), 32, 16) }, alone),
+            (whole(nhd(), 264, 8), beside),
+            (whole(nhd(), 264, 33), beside),
+            (whole(nhd(), 265, 16), beside),
+            (Problem { capacity: 264, max_partitions: None, ..whole(nhd(), 178, 16) }, beside),
+            // As they come.
+            (Problem { plan_free: true, max_partitions: None, ..whole(nhd(), 178, 16) }, beside),
+            (whole(fp8(), 178, 16), CudaShape::of(1, 4, 2, 32)),
+        ] {
+            assert_eq!(cut(&p, Arch::sm90()), Some(shape), "{p:?}");
+        }
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub(crate) struct Tasks {
     pub slots: usize,
     /// No row has several.
     pub one_a_row: bool,
+    /// There are records of them, the longest first; else they are the rows as they come.
+    pub planned: bool,
     /// Tiles of the longest; `usize::MAX` where that is not known.
     pub most_tiles: usize,
 }
@@ -94,7 +96,7 @@ pub(crate) struct Tasks {
 impl Tasks {
     /// Of a plan whose records the host has.
     pub fn of(plan: &HostPlan) -> Self {
-        Self { slots: plan.capacity(), one_a_row: plan.is_one_task_a_row(), most_tiles: plan.longest_task() }
+        Self { slots: plan.capacity(), one_a_row: plan.is_one_task_a_row(), planned: true, most_tiles: plan.longest_task() }
     }
 }
 
@@ -136,8 +138,9 @@ impl Problem {
     }
 
     pub(crate) fn with_tasks(self, tasks: Tasks) -> Self {
-        let Tasks { slots, one_a_row, most_tiles } = tasks;
-        Self { plan_free: one_a_row, max_partitions: None, capacity: slots, task_tiles: most_tiles, ..self }
+        let Tasks { slots, one_a_row, planned, most_tiles } = tasks;
+        let max_partitions = (one_a_row && planned).then_some(1);
+        Self { plan_free: one_a_row && !planned, max_partitions, capacity: slots, task_tiles: most_tiles, ..self }
     }
 
     /// Query heads of one KV head. 0 where `q_heads < kv_heads` or there is no KV head.

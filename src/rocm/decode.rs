@@ -200,7 +200,7 @@ impl Decode {
             (PlanChoice::Default, Some(plan)) => Some(plan.planner(tensors.context_lens, options.query_start.as_ref())?),
             _ => None,
         };
-        let free = Tasks { slots: plan_shape.rows(), one_a_row: true, most_tiles: usize::MAX };
+        let free = Tasks { slots: plan_shape.rows(), one_a_row: true, planned: false, most_tiles: usize::MAX };
         let tasks = plan.as_ref().map_or(free, RocmPlan::tasks);
         let selection = specialize::select(&problem(&shapes, &call, query_len, tasks, device.arch()), device.arch())?;
         let launches = Self::of(tensors, options, &Decided { shapes, query_len, selection }, plan.as_ref())?;

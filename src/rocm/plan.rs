@@ -111,7 +111,7 @@ impl RocmPlan {
     /// What the host knows of its tasks.
     pub(super) fn tasks(&self) -> Tasks {
         let one_a_row = self.shape.is_some_and(|shape| shape.max_partitions == Some(1));
-        Tasks { slots: self.capacity(), one_a_row, most_tiles: usize::MAX }
+        Tasks { slots: self.capacity(), one_a_row, planned: true, most_tiles: usize::MAX }
     }
 
     /// Plan rows.

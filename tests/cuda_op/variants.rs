@@ -49,6 +49,8 @@ fn decode_tiles() {
     check_cut(&device, "decode of short rows", one_row_warp, &forms_of(&CaseSpec { lens: vec![100, 17], ..base.clone() })[..5]);
     let unsplit = CaseSpec { max_partitions: Some(1), lens: vec![1300, 40], ..base.clone() };
     check_cut(&device, "decode by clusters", |cut| cut.row_warps == 1 && cut.cluster > 1, &forms_of(&unsplit));
+    let full = CaseSpec { max_partitions: Some(1), kv_heads: 1, lens: (0..60).map(|i| 300 - i).collect(), ..base.clone() };
+    check_cut(&device, "decode by clusters on most SMs", |cut| cut.row_warps == 1 && cut.cluster == 2, &forms_of(&full)[..5]);
     let many = CaseSpec { kv_heads: 1, lens: (0..140).map(|i| 5 + i % 30).collect(), ..base.clone() };
     check_cut(&device, "decode, blocks beside each other on an SM", one_row_warp, &forms_of(&many)[..5]);
     let ragged = CaseSpec { query_lens: vec![1, 3, 2], group: 2, ..base.clone() };

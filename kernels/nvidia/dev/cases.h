@@ -59,6 +59,8 @@ static void check_family(int kv, double bound) {
     auto group = [](int n) { return [n](Variant& v) { v.group = n; }; };
     check(d, ragged("q1 h1 g16", 1, 1), bound);
     for (int cluster : {2, 4, 8, 16}) check_clusters(with(d, " cluster", [&](Variant& v) { v.cluster = cluster; }), bound);
+    check_clusters(with(d, " cluster of halves", [](Variant& v) { v.groups = 4, v.chunk = 16, v.cluster = 16; }), bound);
+    for (int cluster : {2, 16}) check_clusters(with(d, " cluster 64 rows", [&](Variant& v) { v.row_warps = 4, v.groups = 2, v.chunk = 32, v.cluster = cluster; }), bound);
     check(with(d, " g8", group(8)), ragged("q1 h2 g8", 1, 2), bound);
     check(with(d, " g40", group(40)), ragged("q2 h1 g40 many blocks", 2, 1), bound);
     check(d, ragged("q1 one task a row", 1, 1, 0, true, 9), bound);
@@ -189,6 +191,7 @@ static Variant cut(int kv, int warps, int stages, int chunk, int tile, int clust
 // Slots of the plan (src/plan/budget.rs): with many rows tasks take turns, the longest first, two blocks to an SM.
 static int best_slots(const Problem& p) {
     const int longest = *std::max_element(p.contexts.begin(), p.contexts.end()), rows = int(p.contexts.size());
+    if (longest < 4096 && (p.query_len > 1 ? rows * 8 > sms * 7 : rows * 3 > sms * 4)) return rows;
     if (longest < 4096) return sms * (rows > sms / 2 ? 2 : 1);
     const int four = p.query_len > 1 ? sms : sms / 2, two = p.query_len > 1 ? sms / 2 : sms / 3;
     return sms * (rows > four ? 4 : rows > two ? 2 : 1);

@@ -32,9 +32,9 @@ struct Variant {
         const int scale = scales == 2 ? narrow() ? 512 : chunk * 4 : 0, stage = 2 * chunk * head_dim * kv_bits() / 8 + 2 * scale;
         const int beside = narrow() ? 4 * chunk * head_dim : 0;
         const int ring = groups * ((beside + stages * stage + 1023) / 1024 * 1024) + (warpgroup ? rows() * head_dim * 2 : 0);
-        const int sent = cluster > 1 ? (rows() * head_dim / 32 + cluster - 1) / cluster * 8 * cluster * 6 : 0, row = head_dim + (kv == FP8 && !warpgroup ? head_dim / 8 : 8);
-        const int merge = (groups * rows() * (row + 2) + sent) * 4;
-        return std::max(ring, merge);
+        const int row = head_dim + (kv == FP8 && !warpgroup ? head_dim / 8 : 8), merge = groups * rows() * (row + 2) * 4;
+        const int sent = cluster > 1 ? (rows() * head_dim / 32 + cluster - 1) / cluster * cluster * 136 + 16 : 0;
+        return std::max(ring, merge) + sent;
     }
 
     // Merged out of registers: partial results are F16.
