@@ -395,9 +395,8 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         (67, 1, Some(4096), None, 528),
         (256, 1, None, None, 528),
         // Many short rows are kept whole.
-        (176, 1, Some(4095), None, 264),
-        (177, 1, Some(4095), None, 177),
-        (178, 1, Some(4095), None, 178),
+        (188, 1, Some(4095), None, 264),
+        (189, 1, Some(4095), None, 189),
         (256, 1, Some(2048), None, 256),
         (256, 1, None, Some(2048), 256),
         (1000, 1, Some(2048), None, 1000),

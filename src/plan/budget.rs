@@ -18,7 +18,7 @@ const LONG_ROW: usize = 4096;
 /// (row, KV head) pairs no more than they may have tiles. Where pairs alone are more than half the SMs, two, which take turns, the longest first: that
 /// evens uneven rows out. Rows that may attend 4096 tokens or more get four there (with more than one new token a row from more pairs than SMs
 /// on, their query rows cost each task more), and with one new token two from a third of the SMs on. Shorter rows are kept whole, a slot each, where
-/// they fill the GPU: with one new token more pairs than 4/3 of the SMs, with more new tokens than 7/8 of them.
+/// they fill the GPU: with one new token more pairs than 10/7 of the SMs, with more new tokens than 7/8 of them.
 pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let pairs = request.rows().saturating_mul(request.kv_heads);
     let each = |slots: usize| arch.compute_units.saturating_mul(slots);
@@ -55,7 +55,7 @@ fn has_long_rows(request: &PlanRequest<'_>) -> bool {
 /// Whether an NVIDIA GPU is filled by short rows, where the caller does not say how they are split: whole rows, the longest first, even each other out,
 /// and nothing is left to be merged. With more than one new token a block has an SM to itself, so fewer rows fill it.
 fn keeps_rows_whole(request: &PlanRequest<'_>, arch: &Arch) -> bool {
-    let (over, of) = if request.max_query_len() > 1 { (7, 8) } else { (4, 3) };
+    let (over, of) = if request.max_query_len() > 1 { (7, 8) } else { (10, 7) };
     let pairs = request.rows().saturating_mul(request.kv_heads);
     let fill = pairs.saturating_mul(of) > arch.compute_units.saturating_mul(over);
     arch.name.is_cuda() && request.max_partitions.is_none() && fill && !has_long_rows(request)

@@ -155,11 +155,12 @@ fn cluster_of(tasks: usize, arch: &Arch) -> usize {
 /// Every part of such a GPU has the 16 SMs of the largest clusters; of others eight are certain.
 const SMS_WITH_WIDE_CLUSTERS: usize = 132;
 
-/// Blocks that share a task of a call whose rows are not split, of `row_blocks` blocks of query rows: each has a tile at least, of decode sixteen
-/// blocks half a tile.
+/// Blocks that share a task of a call whose rows are not split, of `row_blocks` blocks of query rows: each has a tile at least; of decode on up to half
+/// the SMs sixteen have half a tile.
 fn cluster(p: &Problem, arch: &Arch, row_blocks: usize) -> usize {
     let blocks = if p.one_partition() { cluster_of(p.workgroups().saturating_mul(row_blocks), arch) } else { 1 };
-    let has_work = |&blocks: &usize| blocks <= p.task_tiles || (blocks == 16 && p.task_tiles >= 8 && is_one_matrix_tile(p));
+    let halves = p.task_tiles >= 8 && is_one_matrix_tile(p) && p.workgroups().saturating_mul(16) <= arch.compute_units / 2;
+    let has_work = |&blocks: &usize| blocks <= p.task_tiles || (blocks == 16 && halves);
     std::iter::successors(Some(blocks), |&fewer| (fewer > 1).then_some(fewer / 2)).find(has_work).unwrap_or(1)
 }
 
@@ -225,8 +226,9 @@ fn cluster_cut(fp8: bool, cluster: usize, tiles: usize, fills: bool) -> (usize, 
         // Not where a block walks long: in more than half of an SM's shared memory.
         (true, 9..) => (8, 3, 32),
         (false, 9..) => (4, 3, 32),
-        // In half of it, so that the next call's blocks come up beside these.
-        (true, _) if cluster <= tiles && fills => (8, 3, 16),
+        // In half of it, so that the next call's blocks come up beside these; in more where two on an SM would leave another one idle.
+        (true, _) if fills && cluster <= 4 => (8, 3, 16),
+        (false, _) if fills && cluster == 4 => (8, 3, 16),
         (true, _) if cluster <= tiles => (4, 3, 32),
         _ => (4, 3, 16),
     }
@@ -485,19 +487,22 @@ mod tests {
             (unsplit(fp8(), 1, 7), of(4, CudaShape::of(1, 4, 3, 32))),
             (unsplit(fp8(), 1, 8), of(16, CudaShape::of(1, 4, 3, 16))),
             (unsplit(nhd(), 1, 15), of(16, CudaShape::of(1, 4, 3, 16))),
-            (unsplit(fp8(), 7, 8), of(16, CudaShape::of(1, 4, 3, 16))),
+            (unsplit(fp8(), 4, 8), of(16, CudaShape::of(1, 4, 3, 16))),
+            (unsplit(fp8(), 5, 8), of(8, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(nhd(), 30, 16), of(4, CudaShape::of(1, 8, 3, 16))),
             (unsplit(fp8(), 6, 16), of(16, CudaShape::of(1, 4, 3, 32))),
             (unsplit(fp8(), 8, 15), of(8, CudaShape::of(1, 4, 3, 32))),
             (Problem { query_len: 4, ..unsplit(fp8(), 1, 15) }, of(8, CudaShape::of(4, 2, 3, 32))),
             (unsplit(fp8(), 1, 1), CudaShape::of(1, 4, 4, 32)),
-            (unsplit(fp8(), 7, 90), of(16, CudaShape::of(1, 8, 3, 16))),
-            (unsplit(fp8(), 15, 60), of(8, CudaShape::of(1, 8, 3, 16))),
+            (unsplit(fp8(), 7, 90), of(16, CudaShape::of(1, 4, 3, 32))),
+            (unsplit(fp8(), 15, 60), of(8, CudaShape::of(1, 4, 3, 32))),
             (unsplit(fp8(), 30, 30), of(4, CudaShape::of(1, 8, 3, 16))),
             (unsplit(fp8(), 67, 8), CudaShape::of(1, 4, 4, 32)),
         ] {
             assert_eq!(cut(&p, Arch::sm90()), Some(shape), "{p:?}");
             assert!(shape.shared_bytes(&p) <= Arch::sm90().lds_bytes);
-            let room = if p.task_tiles.div_ceil(shape.cluster) <= 8 && p.query_len == 1 && shape.cluster > 1 { 2 } else { 1 };
+            let room =
+                if p.task_tiles.div_ceil(shape.cluster) <= 8 && p.query_len == 1 && shape.cluster > 1 && shape.groups == 4 { 2 } else { 1 };
             assert!(room * (shape.shared_bytes(&p) + 1024) <= 228 << 10, "{room} blocks an SM of {p:?}");
             assert!(!select(&p, &Arch::sm90()).unwrap().needs_reducer());
             assert_eq!(cut(&p, Arch::sm89()).unwrap().cluster, 1, "no clusters there");
