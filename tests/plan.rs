@@ -226,15 +226,6 @@ fn bound_equals_the_scan() {
     assert!(searched > 1500, "{searched} cases searched");
 }
 
-/// Whether rows are not split by default: short ones that fill an NVIDIA GPU.
-fn are_kept_whole(request: &PlanRequest<'_>, arch: &Arch) -> bool {
-    let (over, of) = if request.max_query_len() > 1 { (7, 8) } else { (4, 3) };
-    let fill = request.rows() * request.kv_heads * of > arch.compute_units * over;
-    let is_left_open = request.max_partitions.is_none() && request.workgroup_budget.is_none();
-    let short = request.max_context_len.into_iter().chain(request.window).min().is_some_and(|most| most < 4096);
-    arch.name.is_cuda() && is_left_open && fill && short
-}
-
 #[test]
 fn random_minmax_plans_have_the_scanned_counts() {
     let mut rng = StdRng::seed_from_u64(2);
@@ -263,7 +254,7 @@ fn random_minmax_plans_have_the_scanned_counts() {
         if name != ArchName::Gfx1250 {
             assert_eq!(HostPlan::new(&request, &arch).unwrap(), plan, "{name:?}");
         }
-        let most = if are_kept_whole(&request, &arch) { 1 } else { request.max_partitions.map_or(u32::MAX, |most| most as u32) };
+        let most = request.max_partitions.map_or(u32::MAX, |most| most as u32);
         let tiles: Vec<u32> = request.tile_ranges(&arch).map(TileRange::tiles).collect();
         let expected: Vec<i32> = match bound_by_scan(&tiles, slots, most) {
             Some(bound) => tiles.iter().map(|&t| u128::from(t).div_ceil(bound).min(u128::from(most)) as i32).collect(),
@@ -427,15 +418,18 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
     }
 }
 
-/// A slot that an empty row leaves is no other's then, so that nothing is to be merged, whatever lengths the plan is made again for.
+/// Unless a row is empty, whose slot is the longest one's then.
 #[test]
 fn many_short_rows_are_kept_whole() {
     let mut lens = vec![500; 200];
     lens[..10].fill(2000);
-    lens[150] = 0;
     let request = PlanRequest { max_context_len: Some(2048), ..PlanRequest::new(&lens, &[1], 1) };
     let plan = HostPlan::new(&request, &Arch::sm90()).unwrap();
-    assert_eq!((plan.capacity(), plan.tasks(), plan.is_one_task_a_row()), (200, 199, true));
+    assert_eq!((plan.capacity(), plan.tasks(), plan.is_one_task_a_row()), (200, 200, true));
+    let mut few = lens.clone();
+    few[20..].fill(0);
+    let plan = HostPlan::new(&PlanRequest { context_lens: &few, ..request.clone() }, &Arch::sm90()).unwrap();
+    assert!(plan.tasks() > 100 && !plan.is_one_task_a_row(), "{} tasks of 20 rows", plan.tasks());
     // But where the caller says how rows are split.
     for (max_partitions, workgroup_budget) in [(Some(2), None), (None, Some(264))] {
         let split = PlanRequest { max_partitions, workgroup_budget, ..request.clone() };

@@ -56,7 +56,7 @@ __device__ __forceinline__ void split_query(NarrowState<T>& state, const Query<T
     }
     most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
     most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
-    const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 227u);
+    const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 254u);
     const float up = copysignf(__uint_as_float((261 - exponent) << 23), factor), down = __uint_as_float((exponent - 7) << 23);
 #pragma unroll
     for (int s = 0; s < T::K_STEPS; s++) {

@@ -91,7 +91,7 @@ fn default_plan(shapes: &Shapes, shape: &PlanShape, arch: &Arch) -> Result<Plan>
 /// Whether rows are planned for their order alone, where they are kept whole by default: those that are more than SMs, but no more than two each, take
 /// turns, the longest first.
 fn takes_turns(shape: &PlanShape, arch: &Arch) -> bool {
-    let is_left_open = shape.max_partitions.is_none() && shape.workgroup_budget.is_none();
+    let is_left_open = shape.max_partitions.is_none() && shape.workgroup_budget.is_none() && shape.rows() > 1;
     let blocks = shape.rows().saturating_mul(shape.blocks_of_a_task());
     is_left_open && (arch.compute_units + 1..=2 * arch.compute_units).contains(&blocks)
 }

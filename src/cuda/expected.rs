@@ -11,7 +11,7 @@ use crate::jit::Specialization;
 use crate::op::call::{Call, Described, Meta};
 use crate::op::shapes::Shapes;
 use crate::options::{DecodeOptions, PlanChoice};
-use crate::plan::{PlanRequest, batch_bucket, capacity, no_lengths};
+use crate::plan::{PLANNER_THREADS, PlanRequest, batch_bucket, capacity, no_lengths};
 use crate::registry::{Arch, KernelKey, Selection};
 
 /// Every kernel that [`PagedKvCache::warm_up`] loads on a GPU of `arch` for a cache like `cache`, which may be on any device: to compile them
@@ -50,6 +50,12 @@ impl Needed {
                     needed.add(layer, form.dims, &ExpectedCalls { batch, query_len, max_pages, ..*calls }, arch)?;
                 }
             }
+        }
+        // Which batches are planned changes between the samples: a planner for each number of rows that one is compiled for.
+        if !needed.planners.is_empty() {
+            let heads = if calls.per_head_tables { form.dims.kv_heads } else { 1 };
+            let most = batch_bucket(calls.batch.saturating_mul(heads).min(PLANNER_THREADS));
+            needed.planners.extend(std::iter::successors(Some(1), |rows| Some(rows * 2)).take_while(|&rows| rows <= most));
         }
         Ok(needed)
     }
@@ -137,7 +143,25 @@ fn given_plans(shapes: &Shapes, query_len: usize, window: Option<usize>, arch: &
 
 #[cfg(test)]
 mod tests {
-    use super::samples;
+    use candle::{DType, Device, Result};
+
+    use super::{expected_kernels, samples};
+    use crate::cache::{CacheConfig, CacheDims, ExpectedCalls, KvDtype, PagedKvCache, Quantization};
+    use crate::jit::Source;
+    use crate::registry::Arch;
+
+    /// Of these calls 65 and 66 sequences are planned for up to 128 rows, those with more, and the samples, are not.
+    #[test]
+    fn planners_of_all_sizes_are_expected() -> Result<()> {
+        let dims = CacheDims { pages: 4, kv_heads: 4, page_size: 16, head_dim: 128 };
+        let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
+        let cache = PagedKvCache::new(config, &Device::Cpu)?;
+        let calls = ExpectedCalls { batch: 100, max_pages: 128, ..ExpectedCalls::new(64, DType::BF16) };
+        let kernels = expected_kernels(&cache, &calls, &Arch::sm90())?;
+        let planners = kernels.iter().filter(|kernel| kernel.source == Source::Plan).count();
+        assert_eq!(planners, 8, "of 1, 2, 4 to 128 rows");
+        Ok(())
+    }
 
     #[test]
     fn samples_begin_dense_and_end_at_the_most() {

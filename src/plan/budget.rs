@@ -17,7 +17,7 @@ const LONG_ROW: usize = 4096;
 /// four a (row, KV head), but at least one and at most two a compute unit. On NVIDIA GPUs one a SM, whose shared memory one block fills, and for few
 /// (row, KV head) pairs no more than they may have tiles. Where pairs alone are more than half the SMs, two, which take turns, the longest first: that
 /// evens uneven rows out. Rows that may attend 4096 tokens or more get four there (with more than one new token a row from more pairs than SMs
-/// on, their query rows cost each task more), and with one new token two from a third of the SMs on. Shorter rows are kept whole, a slot each, where
+/// on, their query rows cost each task more), and with one new token two from a third of the SMs on. Shorter rows get a slot each, so that they are kept whole, where
 /// they fill the GPU: with one new token more pairs than 10/7 of the SMs, with more new tokens than 7/8 of them.
 pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let pairs = request.rows().saturating_mul(request.kv_heads);
@@ -53,7 +53,8 @@ fn has_long_rows(request: &PlanRequest<'_>) -> bool {
 }
 
 /// Whether an NVIDIA GPU is filled by short rows, where the caller does not say how they are split: whole rows, the longest first, even each other out,
-/// and nothing is left to be merged. With more than one new token a block has an SM to itself, so fewer rows fill it.
+/// and nothing is left to be merged. With more than one new token a block has an SM to itself, so fewer rows fill it. (An empty row leaves its slot to
+/// the longest.)
 fn keeps_rows_whole(request: &PlanRequest<'_>, arch: &Arch) -> bool {
     let (over, of) = if request.max_query_len() > 1 { (7, 8) } else { (10, 7) };
     let pairs = request.rows().saturating_mul(request.kv_heads);
@@ -61,16 +62,10 @@ fn keeps_rows_whole(request: &PlanRequest<'_>, arch: &Arch) -> bool {
     arch.name.is_cuda() && request.max_partitions.is_none() && fill && !has_long_rows(request)
 }
 
-/// Most tasks of a row: `max_partitions`, or where neither that nor a `workgroup_budget` is named, 1 for rows that are best kept whole.
-pub(super) fn partitions(request: &PlanRequest<'_>, arch: &Arch) -> Option<usize> {
-    let whole = request.workgroup_budget.is_none() && keeps_rows_whole(request, arch);
-    if whole { Some(1) } else { request.max_partitions }
-}
-
 /// Slots of a plan for `request`: `min(rows * max_partitions, max(rows, ceil(budget / kv_heads)))`.
 ///
 /// At least one a row, whatever the budget, and exactly one a row where `max_partitions` is 1. `context_lens` play no part; the most that they may
-/// become, `max_context_len`, does on NVIDIA GPUs (see [`default_budget`]), where many short rows have a `max_partitions` of 1 by default.
+/// become, `max_context_len`, does on NVIDIA GPUs (see [`default_budget`]).
 ///
 /// # Errors
 /// What [`PlanRequest::check`] refuses, or more than [`MAX_SLOTS`] slots.
@@ -81,7 +76,7 @@ pub fn capacity(request: &PlanRequest<'_>, arch: &Arch) -> Result<usize> {
         Some(budget) => budget,
         None => default_budget(request, arch),
     };
-    let most = rows.saturating_mul(partitions(request, arch).unwrap_or(usize::MAX));
+    let most = rows.saturating_mul(request.max_partitions.unwrap_or(usize::MAX));
     let capacity = rows.max(budget.div_ceil(request.kv_heads)).min(most);
     if capacity > MAX_SLOTS {
         bail!(

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 
 use candle::Result;
 
-use super::budget::partitions;
 use super::split::Rule;
 use super::{PlanRequest, Split, TileRange, capacity};
 use crate::registry::Arch;
@@ -41,7 +40,7 @@ impl HostPlan {
     /// What [`capacity`] refuses.
     pub fn with_split(request: &PlanRequest<'_>, arch: &Arch, split: Split) -> Result<Self> {
         let capacity = capacity(request, arch)?;
-        let max_partitions = partitions(request, arch).and_then(|most| u32::try_from(most).ok()).unwrap_or(u32::MAX);
+        let max_partitions = request.max_partitions.and_then(|most| u32::try_from(most).ok()).unwrap_or(u32::MAX);
         // A row's entry is its tile range until its reduce record replaces it.
         let mut reduce: Vec<[i32; 2]> = request.tile_ranges(arch).map(|range| [range.first, range.end]).collect();
         let tiles = reduce.iter().map(|&[first, end]| TileRange { first, end }.tiles());

@@ -94,7 +94,7 @@ pub fn many_sequences() -> Vec<CaseSpec> {
     let few = CaseSpec { lens: lens[..100].to_vec(), query_lens: vec![4], ..spec(KvDtype::Fp8, Scales::Scalar) };
     let decode = CaseSpec { lens, ..spec(KvDtype::Bf16, Scales::None) };
     // Whole rows, an SM each where a plan on the host has them in order.
-    let alone = CaseSpec { kv_heads: 1, lens: (0..180).map(|i| if i == 77 { 1200 } else { i * 7 % 200 }).collect(), ..decode.clone() };
+    let alone = CaseSpec { kv_heads: 1, lens: (0..200).map(|i| if i == 77 { 1200 } else { 1 + i * 7 % 200 }).collect(), ..decode.clone() };
     [decode, few, alone].into_iter().chain(verify_in_turns()).collect()
 }
 
