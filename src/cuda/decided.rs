@@ -104,7 +104,7 @@ impl Decided {
     }
 
     pub fn plan_rows(&self) -> usize {
-        plan_rows(&self.shapes)
+        self.shapes.plan_rows()
     }
 
     pub fn slots(&self) -> usize {
@@ -129,16 +129,12 @@ impl Decided {
     }
 }
 
-fn plan_rows(shapes: &Shapes) -> usize {
-    shapes.batch * if shapes.per_head { shapes.dims.kv_heads } else { 1 }
-}
-
 impl Plan {
     fn slots(&self, shapes: &Shapes) -> usize {
         match self {
             Self::Host(plan) => plan.capacity(),
             Self::Device { capacity, .. } => *capacity,
-            Self::Free { .. } => plan_rows(shapes),
+            Self::Free { .. } => shapes.plan_rows(),
         }
     }
 
@@ -149,7 +145,7 @@ impl Plan {
             Self::Device { capacity, task_tiles, .. } => {
                 Tasks { slots: *capacity, one_a_row: false, planned: true, most_tiles: *task_tiles }
             }
-            Self::Free { tiles } => Tasks { slots: plan_rows(shapes), one_a_row: true, planned: false, most_tiles: *tiles },
+            Self::Free { tiles } => Tasks { slots: shapes.plan_rows(), one_a_row: true, planned: false, most_tiles: *tiles },
         };
         problem(shapes, call, query_len, tasks, arch)
     }

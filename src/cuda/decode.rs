@@ -220,7 +220,7 @@ impl Checked<'_> {
         let (out, _out_guard) = write_address(out.0, out_layout, stream);
         check_out_aligned(out, &Meta { dtype: shapes.q_dtype, layout: out_layout }, out_steps)?;
         let lse = lse.map(|(lse, layout)| write_address(lse, layout, stream));
-        let heads = self.heads_of_a_slot();
+        let heads = self.decided.shapes.heads_of_a_row();
         let args = CudaTileArgs {
             work,
             reduce,
@@ -328,7 +328,7 @@ impl Checked<'_> {
         let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
         let planned = room.scratch(if self.decided.is_planned_here() { slots * 16 + plan_rows * 8 } else { 0 });
         let zero_lens = room.scratch(if self.has_no_pages() { plan_rows * 4 } else { 0 });
-        let states = if self.decided.is_split() { slots * self.heads_of_a_slot() * self.slot_rows() } else { 0 };
+        let states = if self.decided.is_split() { slots * self.decided.shapes.heads_of_a_row() * self.slot_rows() } else { 0 };
         let channel = if specialize::leaves_f16(&self.decided.selection) { 2 } else { 4 };
         let (partial, statistics) = (room.scratch(states * shapes.dims.head_dim * channel), room.scratch(states * 8));
         Laid { room, smalls: offsets, records, planned, zero_lens, partial, statistics }
@@ -337,12 +337,6 @@ impl Checked<'_> {
     /// Whether the cache or the tables have no page at all.
     fn has_no_pages(&self) -> bool {
         self.decided.shapes.dims.pages == 0 || self.decided.shapes.max_pages == 0
-    }
-
-    /// KV heads that run a slot's task.
-    fn heads_of_a_slot(&self) -> usize {
-        let shapes = &self.decided.shapes;
-        if shapes.per_head { 1 } else { shapes.dims.kv_heads }
     }
 
     /// Query rows that a (slot, KV head) has room for.

@@ -129,11 +129,10 @@ fn samples(most: usize) -> Vec<usize> {
 
 /// Plans that callers make for such a call themselves, with the longest context in mind or without.
 fn given_plans(shapes: &Shapes, query_len: usize, window: Option<usize>, arch: &Arch) -> Result<Vec<Plan>> {
-    let (rows, kv_heads) = if shapes.per_head { (shapes.batch * shapes.dims.kv_heads, 1) } else { (shapes.batch, shapes.dims.kv_heads) };
-    let (context_lens, query_lens) = (no_lengths(rows), [query_len]);
+    let (context_lens, query_lens) = (no_lengths(shapes.plan_rows()), [query_len]);
     let mut plans = vec![];
     for max_context_len in [None, Some(shapes.table_tokens())] {
-        let request = PlanRequest { window, max_context_len, ..PlanRequest::new(&context_lens, &query_lens, kv_heads) };
+        let request = PlanRequest { window, max_context_len, ..PlanRequest::new(&context_lens, &query_lens, shapes.heads_of_a_row()) };
         let capacity = capacity(&request, arch)?;
         // From one tile a task to any number, the cuts of a block change past one, 8, 16 and 32.
         plans.extend([1, 8, 16, 32, usize::MAX].map(|task_tiles| Plan::Device { capacity, made: true, task_tiles }));

@@ -104,9 +104,8 @@ pub(crate) fn host_plan(
         // KV heads a slot stands for. A sequence with many query rows is split into row blocks that are parallel items of their own, so each
         // of its slots counts that often against the budget: a long prefill chunk gets few partitions and so few partial results.
         let blocks: usize = rows.iter().map(|row| row_blocks(row.query_len, shapes.group())).sum();
-        let heads = if shapes.per_head { 1 } else { shapes.dims.kv_heads };
         let request = PlanRequest {
-            kv_heads: heads * blocks.div_ceil(rows.len().max(1)).max(1),
+            kv_heads: shapes.heads_of_a_row() * blocks.div_ceil(rows.len().max(1)).max(1),
             max_context_len: rows.iter().map(|row| row.context_len).max(),
             ..request
         };

@@ -32,7 +32,7 @@ fn read_integers(name: &str, tensor: &Tensor) -> Result<Vec<i64>> {
 /// The plan rows of a call: each sequence's (or each of its KV heads') new tokens and context.
 pub(crate) fn rows(shapes: &Shapes, context_lens: &Tensor, query_start: Option<&Tensor>) -> Result<Vec<Row>> {
     let starts = query_starts(shapes, query_start)?;
-    let heads = if shapes.per_head { shapes.dims.kv_heads } else { 1 };
+    let heads = shapes.rows_of_a_sequence();
     let lens = read_integers("context_lens", context_lens)?;
     lens.iter()
         .enumerate()
@@ -102,7 +102,7 @@ pub(crate) fn page_table<'a>(shapes: &Shapes, storage: &'a CpuStorage, layout: &
 /// Checks every page id that will be read: those with tokens of the context that a query's window reaches.
 pub(crate) fn check_pages(shapes: &Shapes, rows: &[Row], table: &PageTable<'_>, window: Option<usize>) -> Result<()> {
     let page_size = shapes.dims.page_size;
-    let heads = if shapes.per_head { shapes.dims.kv_heads } else { 1 };
+    let heads = shapes.rows_of_a_sequence();
     for (row, r) in rows.iter().enumerate().filter(|(_, r)| r.query_len > 0) {
         for column in first_token(r.context_len, r.query_len, window) / page_size..r.context_len.div_ceil(page_size) {
             let page = table.page(row / heads, row % heads, column);

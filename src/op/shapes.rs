@@ -51,6 +51,22 @@ impl Shapes {
         self.max_pages.saturating_mul(self.dims.page_size)
     }
 
+    /// Rows of a plan: sequences, or where every KV head has a block table of its own, (sequence, KV head) pairs.
+    #[cfg(any(feature = "rocm", feature = "nvrtc"))]
+    pub fn plan_rows(&self) -> usize {
+        self.batch * self.rows_of_a_sequence()
+    }
+
+    /// Plan rows of a sequence.
+    pub fn rows_of_a_sequence(&self) -> usize {
+        if self.per_head { self.dims.kv_heads } else { 1 }
+    }
+
+    /// KV heads that run the tasks of a plan row.
+    pub fn heads_of_a_row(&self) -> usize {
+        if self.per_head { 1 } else { self.dims.kv_heads }
+    }
+
     /// Query heads that share a KV head.
     pub fn group(&self) -> usize {
         self.q_heads / self.dims.kv_heads

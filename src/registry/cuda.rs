@@ -139,7 +139,7 @@ fn misses_tensor_cores(p: &Problem, arch: &Arch) -> Option<&'static str> {
 
 /// The cuts for a problem, the fastest first, and why they are; docs/cuda-notes.md has the measurements.
 fn shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
-    let rows = p.query_len.saturating_mul(p.group());
+    let rows = p.query_rows();
     if rows > M_TILE_ROWS { shapes_of_many_rows(p, arch, rows) } else { decode_shapes(p, arch) }
 }
 
@@ -380,7 +380,7 @@ fn select_among(p: &Problem, arch: &Arch, misses: Option<&'static str>) -> Resul
         threads,
         lds_bytes: shared,
         staged_bytes: 0,
-        row_groups: p.query_len.saturating_mul(p.group()).div_ceil(rows).max(1),
+        row_groups: p.query_rows().div_ceil(rows).max(1),
         waves_per_eu: 0,
         merges_tasks: merges_tasks(p),
         reason: Reason(reason::Why::Cuda(Why::new(p, chosen))),

@@ -148,9 +148,14 @@ impl Problem {
         self.q_heads.checked_div(self.kv_heads).unwrap_or(0)
     }
 
-    /// 16-row tiles that the rows (query token, head) of one KV head fill: `ceil(query_len * group / 16)`, at least 1.
+    /// Rows (query token, head) of one KV head.
+    pub fn query_rows(&self) -> usize {
+        self.query_len.saturating_mul(self.group())
+    }
+
+    /// 16-row tiles that the rows of one KV head fill: `ceil(query_len * group / 16)`, at least 1.
     pub fn m_tiles(&self) -> usize {
-        self.query_len.saturating_mul(self.group()).div_ceil(M_TILE_ROWS).max(1)
+        self.query_rows().div_ceil(M_TILE_ROWS).max(1)
     }
 
     /// Whether every sequence is one task: a plan of one partition, or no plan.

@@ -333,12 +333,11 @@ struct Grid {
 
 impl Grid {
     fn new(shapes: &Shapes, selection: &Selection, plan: Option<&RocmPlan>) -> Self {
-        let kv_heads = shapes.dims.kv_heads;
-        let (plan_rows, heads) = if shapes.per_head { (shapes.batch * kv_heads, 1) } else { (shapes.batch, kv_heads) };
+        let plan_rows = shapes.plan_rows();
         Self {
             plan_rows,
             slots: plan.map_or(plan_rows, RocmPlan::capacity),
-            heads,
+            heads: shapes.heads_of_a_row(),
             row_groups: selection.row_groups,
             rows: selection.row_groups * selection.key.m_tiles * M_TILE_ROWS,
         }
