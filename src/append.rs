@@ -86,7 +86,12 @@ impl<'a> AppendAndAttend<'a> {
 fn check_rows(q: &Layout, k: &Layout) -> Result<()> {
     let rows: usize = q.dims().iter().rev().skip(2).product();
     if k.dims().first() != Some(&rows) {
-        bail!("k: shape {:?} for {rows} rows of q (shape {:?})", k.dims(), q.dims())
+        bail!(
+            "k: {} rows (shape {:?}), q has {rows} (shape {:?}): one for each new token",
+            k.dims().first().unwrap_or(&0),
+            k.dims(),
+            q.dims()
+        )
     }
     Ok(())
 }

@@ -128,7 +128,7 @@ class Bench:
 
 def row(workload, contest, ours, name, us):
     """What is kept of one of `ours`."""
-    tensors, scales = contest.tensors, "per token" if name == "ours, per token" else workload.get("fp8_scale", "none")
+    tensors, scales = contest.tensors, "per token" if name == "ours, per token" else "scalar" if workload["kv"] == "fp8" else "none"
     others = [other for other in contest.graphs if other not in ours]
     counted = [other for other in others if contest.errors[other] <= MOST_ERROR]
     best = min(counted, key=lambda other: statistics.median(us[other]), default=None)

@@ -183,7 +183,8 @@ def about(run):
         "where this crate is faster. Kernels and plans are those that the registry and the planner choose. In this run a kernel that only reads "
         f"read {facts['read_tb_per_s']:.2f} TB/s: \"of read\" is of that.",
         "",
-        "Caches are Nhd. FP8 has one factor for the cache, as FlashInfer has it; in \"per token\" a factor a token, in "
+        "Caches are Nhd, in pages of 128 tokens but for the review's shapes. FP8 has one factor for the cache, as FlashInfer has it (`explain --shape` wants "
+        "`--scales scalar` for these); in \"per token\" a factor a token, in "
         f"{layout} ({chosen}), against the same peer. Off the float64 answer (relative L2, worst of the rows looked at) this crate is at most "
         f"{max(row['error'] for row in run.rows):.1e}, FlashInfer's FA2 kernels {fa2:.1e}, its XQA {worst('XQA', 'bf16'):.1e} in BF16 and "
         f"{worst('XQA', 'fp8'):.1e} in FP8, where it quantizes the query and the probabilities too. Every figure: [h200.json](h200.json).",

@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(legend(&[5; COLOURS]).len(), COLOURS);
         assert_eq!(legend(&[5; COLOURS + 1]).len(), 1);
         let places = (1..=1000).map(|end| vec![Stay { sequence: 0, start: 0, end }]).collect();
-        let timeline = Timeline { places, place: "", sequences: 40 };
+        let timeline = Timeline { places, place: String::new(), sequences: 40 };
         let rows = rows(&timeline);
         assert!(rows.len() <= MOST_ROWS && rows[0][0].end == 1000 && rows.last().unwrap()[0].end < 40);
         assert_eq!(blocks(&rows, timeline.sequences, 1000).count(), rows.len());

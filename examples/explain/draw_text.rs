@@ -14,7 +14,7 @@ const LETTERS: usize = 26;
 pub fn draw(panels: &[Panel]) -> String {
     let longest = panels.iter().map(|panel| panel.timeline.makespan()).max().unwrap_or(0);
     let mut text: String = panels.iter().map(|panel| draw_panel(panel, longest)).collect();
-    let places = panels.first().map_or("", |panel| panel.timeline.place);
+    let places = panels.first().map_or("", |panel| panel.timeline.place.as_str());
     let marks = match panels.iter().any(|panel| panel.timeline.sequences > LETTERS) {
         true => "# and = are tasks by turns (too many sequences for letters)",
         false => "letters are sequences",
@@ -101,13 +101,13 @@ mod tests {
     fn rows_that_look_alike_are_one() {
         let stay = |sequence, start, end| Stay { sequence, start, end };
         let places = vec![vec![stay(0, 0, 4)], vec![stay(1, 0, 2)], vec![stay(1, 0, 2)], vec![stay(1, 0, 1), stay(2, 1, 2)]];
-        let timeline = Timeline { places, place: "a core", sequences: 3 };
+        let timeline = Timeline { places, place: "a core".to_string(), sequences: 3 };
         let rows = merged(rows(&timeline, 4));
         assert_eq!(rows.iter().map(|row| (row.first, row.last, row.end)).collect::<Vec<_>>(), [(0, 0, 4), (1, 2, 2), (3, 3, 2)]);
         assert!(rows[1].bar.starts_with("bb") && rows[2].bar.contains('c'));
         let many = Timeline { sequences: 27, ..timeline };
         assert_eq!(merged(super::rows(&many, 4)).iter().map(|row| row.last).collect::<Vec<_>>(), [0, 2, 3], "the last row is of two tasks");
-        let one = Timeline { places: vec![vec![stay(0, 0, 1)]], place: "a core", sequences: 1 };
+        let one = Timeline { places: vec![vec![stay(0, 0, 1)]], place: "a core".to_string(), sequences: 1 };
         let text = draw_panel(&Panel { title: "t".into(), timeline: one }, 1);
         assert!(text.contains("ends after 1 tile on 1 place,"), "{text}");
     }

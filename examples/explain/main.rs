@@ -32,7 +32,7 @@ use timeline::{Panel, Timeline};
 struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// cpu (this one), cpu-ISA, gfx942, gfx950, gfx1250, sm80, sm89, sm90 or cuda (the GPU that is there); a colon and a number sets the CUs or SMs
+    /// cpu (this one), cpu-ISA, gfx942, gfx950, gfx1250, sm80, sm86, sm89, sm90 or cuda (the GPU that is there); a colon and a number sets the CUs or SMs
     /// (gfx942:80)
     #[arg(long, default_value = "cpu")]
     arch: String,
@@ -47,7 +47,8 @@ fn main() -> ExitCode {
 
 fn explain(args: &Args) -> Result<()> {
     let arch = arch(&args.arch).map_err(|error| of_option("--arch", error))?;
-    let shape = args.shape.resolve(&arch)?;
+    let mut shape = args.shape.resolve(&arch)?;
+    shape.plan_free |= shape.is_walked_whole(&arch);
     let request = shape.request();
     let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
     let problem = shape.problem(plan.capacity());
@@ -107,7 +108,10 @@ fn selection_text(selection: &Selection, arch: &Arch) -> String {
     let (threads, bytes) = (count(*threads, "thread"), count(*lds_bytes, "byte"));
     let launch = match arch.name {
         ArchName::Cpu(_) => "a task is one core's work".to_string(),
-        name if name.is_cuda() => format!("{threads} and {bytes} of shared memory a block, {} a task", count(*row_groups, "block")),
+        name if name.is_cuda() => {
+            let blocks = row_groups * key.cuda.map_or(1, |cut| cut.cluster);
+            format!("{threads} and {bytes} of shared memory a block, {} a task", count(blocks, "block"))
+        }
         _ => {
             let (tiles, groups) = (count(key.m_tiles, "M-tile"), count(*row_groups, "workgroup"));
             format!("{threads} and {bytes} of LDS a workgroup, {tiles} in each of {groups} a task")

@@ -26,20 +26,32 @@ pub struct Stay {
 pub struct Timeline {
     pub places: Vec<Vec<Stay>>,
     /// What a place is.
-    pub place: &'static str,
+    pub place: String,
     pub sequences: usize,
 }
 
+/// Places of an NVIDIA GPU, and what they are: as many blocks on an SM as its shared memory holds, each with a KiB of its own beside, or the clusters that
+/// share a task.
+fn blocks_at_once(arch: &Arch, selection: &Selection) -> (usize, String) {
+    let each = ((arch.lds_bytes + 1024) / (selection.lds_bytes + 1024)).max(1);
+    let blocks = arch.compute_units.saturating_mul(each);
+    match selection.key.cuda.map_or(1, |cut| cut.cluster) {
+        1 if each == 1 => (blocks, "a SM".to_string()),
+        1 => (blocks, format!("one of the {each} blocks that a SM has shared memory for")),
+        cluster => ((blocks / cluster).max(1), format!("one of the clusters of {cluster} blocks that the GPU has shared memory for")),
+    }
+}
+
 impl Timeline {
-    /// Every (slot, KV head, row group) is a workgroup. A GPU has two places a compute unit, or one where workgroups have eight waves; a CPU
-    /// has a place a core of this machine.
+    /// Every (slot, KV head, row group) is a workgroup. An AMD GPU has two places a compute unit, or one where workgroups have eight waves; an NVIDIA one
+    /// as many as there is shared memory for, or for the blocks that share a task; a CPU has a place a core of this machine.
     pub fn new(plan: &HostPlan, shape: &Shape, arch: &Arch, selection: &Selection) -> Self {
         let copies = shape.kv_heads.saturating_mul(selection.row_groups);
         let (places, place) = match arch.name {
-            ArchName::Cpu(_) => (std::thread::available_parallelism().map_or(1, |cores| cores.get()), "a core of this machine"),
-            _ if selection.flags().dual_group => (arch.compute_units, "a compute unit (two tile groups in each workgroup)"),
-            name if name.is_cuda() => (arch.compute_units.saturating_mul(2), "one of the two blocks on a SM"),
-            _ => (arch.compute_units.saturating_mul(2), "one of the two workgroups on a compute unit"),
+            ArchName::Cpu(_) => (std::thread::available_parallelism().map_or(1, |cores| cores.get()), "a core of this machine".to_string()),
+            _ if selection.flags().dual_group => (arch.compute_units, "a compute unit (two tile groups in each workgroup)".to_string()),
+            name if name.is_cuda() => blocks_at_once(arch, selection),
+            _ => (arch.compute_units.saturating_mul(2), "one of the two workgroups on a compute unit".to_string()),
         };
         Self { place, ..Self::dispatch(plan, copies, places) }
     }
@@ -55,7 +67,7 @@ impl Timeline {
             places[place].push(Stay { sequence: task[0] as usize, start, end });
             free.push(Reverse((end, place)));
         }
-        Self { places, place: "", sequences: plan.reduce.len() }
+        Self { places, place: String::new(), sequences: plan.reduce.len() }
     }
 
     /// When a place is done.
@@ -77,6 +89,20 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_nvidia_gpu_has_the_places_that_its_shared_memory_has() {
+        use candle_paged_attn::cache::{CacheLayout, KvDtype};
+        use candle_paged_attn::registry::{Problem, select};
+
+        let arch = Arch::sm90();
+        let decode = Problem { layout: CacheLayout::Nhd, kv_dtype: KvDtype::Fp8, ..Problem::default() };
+        let places = |p: Problem| blocks_at_once(&arch, &select(&p, &arch).unwrap());
+        assert_eq!(places(Problem { batch: 128, capacity: 264, ..decode.clone() }).0, 3 * 132);
+        assert_eq!(places(Problem { capacity: 132, ..decode.clone() }), (132, "a SM".to_string()));
+        let whole = places(Problem { batch: 1, plan_free: true, task_tiles: 8, ..decode });
+        assert_eq!(whole.0, 3 * 132 / 16, "{}", whole.1);
+    }
 
     #[test]
     fn workgroups_go_to_the_place_that_frees_first() {

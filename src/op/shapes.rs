@@ -188,7 +188,10 @@ fn table_dims(block_tables: Meta<'_>, context_lens: Meta<'_>, dims: CacheDims) -
 fn check_batch(rows: usize, query_batch: Option<usize>, batch: usize, q: &Layout, options: &Options<'_>) -> Result<()> {
     if let Some(start) = &options.query_start {
         if query_batch.is_some() {
-            bail!("query_start: a ragged batch needs q as [rows, q_heads, head_dim], got {:?}", q.dims())
+            bail!(
+                "q: shape {:?}; where sequences have query lengths of their own (query_start, a pool's batch) it is [rows, q_heads, head_dim]",
+                q.dims()
+            )
         }
         if !matches!(start.dtype, DType::U32 | DType::I32) || start.dims() != [batch + 1] {
             bail!("query_start: expected U32 or I32 [{}], got {:?} {:?}", batch + 1, start.dtype, start.dims())

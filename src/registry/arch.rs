@@ -109,9 +109,9 @@ pub struct Arch {
 }
 
 /// The names [`Arch::from_name`] knows, for messages.
-const NAMES: &str = "cpu, cpu-ISA (amxbf16, avx512bf16, avx512, avx2, neon, portable), gfx942, gfx950, gfx1250, sm80, sm89, sm90";
+const NAMES: &str = "cpu, cpu-ISA (amxbf16, avx512bf16, avx512, avx2, neon, portable), gfx942, gfx950, gfx1250, sm80, sm86, sm89, sm90";
 /// Which of them a GPU is.
-const GPUS: &str = "MI300: gfx942; MI350: gfx950; A100 and other compute capabilities 8.x: sm80; 8.9, Ada: sm89; H100, H200: sm90";
+const GPUS: &str = "MI300: gfx942; MI350: gfx950; A100: sm80; compute capability 8.6: sm86; 8.9, Ada: sm89; H100, H200: sm90";
 
 impl Arch {
     /// Compute units every CPU is planned for, whatever its cores: plans, and with them the order partial results are merged in, never
@@ -148,6 +148,11 @@ impl Arch {
         Self { name: ArchName::Sm80, compute_units: 108, lds_bytes: 163 << 10, wave_size: 32 }
     }
 
+    /// Compute capability 8.6, as RTX 3090 and A40: sm80's kernels on 84 SMs, 99 KiB of shared memory a block.
+    pub const fn sm86() -> Self {
+        Self { compute_units: 84, lds_bytes: 99 << 10, ..Self::sm80() }
+    }
+
     /// Ada. 142 SMs as on L40S and RTX 6000 Ada (an RTX 4090 has 128: `sm89:128`), 99 KiB of shared memory a block.
     pub const fn sm89() -> Self {
         Self { name: ArchName::Sm89, compute_units: 142, lds_bytes: 99 << 10, wave_size: 32 }
@@ -179,6 +184,7 @@ impl Arch {
             "gfx950" => Self::gfx950(),
             "gfx1250" => Self::gfx1250(),
             "sm80" => Self::sm80(),
+            "sm86" => Self::sm86(),
             "sm89" => Self::sm89(),
             "sm90" | "sm90a" => Self::sm90(),
             other => match CpuIsa::ALL.into_iter().find(|isa| other.strip_prefix("cpu-") == Some(isa.name())) {

@@ -169,14 +169,13 @@ fn is_one_matrix_tile(p: &Problem) -> bool {
     p.m_tiles() == 1
 }
 
-/// Whether clusters of blocks walk the rows of `p`, of at most `tokens` tokens each, faster than tasks of them are merged by a second launch:
-/// few short rows of one matrix tile. `p` is plan-free.
-#[cfg(feature = "nvrtc")]
-pub(crate) fn walks_whole_rows(p: &Problem, tokens: usize, arch: &Arch) -> bool {
+/// Whether a call on an NVIDIA GPU that leaves its plan open is walked without one: clusters of blocks walk few short rows of one matrix tile, which have
+/// at most `tokens` tokens each, faster than tasks of them are merged by a second launch. `p` is the call without a plan (`plan_free`). False elsewhere.
+pub fn walks_whole_rows(p: &Problem, tokens: usize, arch: &Arch) -> bool {
     let pairs = p.workgroups();
     let most = (512 * cluster_of(pairs, arch)).min(2048);
     let is_tile = misses_tensor_cores(p, arch).is_none() && is_one_matrix_tile(p);
-    is_tile && pairs <= arch.compute_units / 4 && (arch.name.tile_tokens() + 1..=most).contains(&tokens)
+    arch.name.is_cuda() && is_tile && pairs <= arch.compute_units / 4 && (arch.name.tile_tokens() + 1..=most).contains(&tokens)
 }
 
 fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>, For) {
@@ -286,6 +285,7 @@ impl fmt::Display for For {
                 write!(f, "{each} blocks a SM for {blocks}{turns} on {sms} SMs")
             }
             Self::OneTile(tokens) => write!(f, "few warps for tasks of one tile, {tokens} tokens"),
+            Self::Unsplit(1) => f.write_str("for a task that is a whole row"),
             Self::Unsplit(tasks) => write!(f, "for {tasks} tasks that are whole rows"),
             Self::ABlockEach => f.write_str("one block a SM"),
         }
@@ -535,7 +535,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "nvrtc")]
     fn few_short_rows_are_walked_whole() {
         let walked = |p: Problem, batch, tokens| walks_whole_rows(&Problem { batch, plan_free: true, ..p }, tokens, &Arch::sm90());
         assert!(walked(fp8(), 1, 2048) && walked(nhd(), 4, 1024) && walked(fp8(), 33, 1024) && walked(fp8(), 16, 2048));

@@ -11,13 +11,13 @@ mod reason;
 mod select;
 
 pub use arch::{Arch, ArchName, CpuIsa};
-pub use cuda::CudaShape;
 #[cfg(feature = "nvrtc")]
 pub use cuda::REDUCER_WARPS;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::select_plain;
+pub use cuda::{CudaShape, walks_whole_rows};
 #[cfg(feature = "nvrtc")]
-pub(crate) use cuda::{block_rows, leaves_f16, reducer_warps, walks_whole_rows};
+pub(crate) use cuda::{block_rows, leaves_f16, reducer_warps};
 pub use flags::{Flags, Missing};
 pub(crate) use problem::Tasks;
 pub use problem::{M_TILE_ROWS, Problem, ScaleMode};
