@@ -87,7 +87,7 @@ fn check_rows(q: &Layout, k: &Layout) -> Result<()> {
     let rows: usize = q.dims().iter().rev().skip(2).product();
     if k.dims().first() != Some(&rows) {
         bail!(
-            "k: {} rows (shape {:?}), q has {rows} (shape {:?}): one for each new token",
+            "k: {} rows (shape {:?}), q has {rows} rows (shape {:?}): one for each new token",
             k.dims().first().unwrap_or(&0),
             k.dims(),
             q.dims()
