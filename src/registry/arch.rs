@@ -111,7 +111,8 @@ pub struct Arch {
 /// The names [`Arch::from_name`] knows, for messages.
 const NAMES: &str = "cpu, cpu-ISA (amxbf16, avx512bf16, avx512, avx2, neon, portable), gfx942, gfx950, gfx1250, sm80, sm86, sm89, sm90";
 /// Which of them a GPU is.
-const GPUS: &str = "MI300: gfx942; MI350: gfx950; A100: sm80; compute capability 8.6: sm86; 8.9, Ada: sm89; H100, H200: sm90";
+const GPUS: &str =
+    "MI300: gfx942; MI350: gfx950; A100 and other compute capabilities 8.x: sm80; 8.6: sm86; 8.9, Ada: sm89; H100, H200: sm90";
 
 impl Arch {
     /// Compute units every CPU is planned for, whatever its cores: plans, and with them the order partial results are merged in, never

@@ -53,7 +53,7 @@ fn archs_by_name() {
 fn bad_arch_names_are_refused() {
     for (name, word) in [
         ("gfx906", "gfx906"),
-        ("sm86", "8.x: sm80"),
+        ("sm87", "8.x: sm80; 8.6: sm86"),
         ("h100", "H100, H200: sm90"),
         ("", "gfx950"),
         ("gfx950:0", "at least 1"),
@@ -65,6 +65,9 @@ fn bad_arch_names_are_refused() {
         let error = Arch::from_name(name).unwrap_err().to_string();
         assert!(error.starts_with("arch: ") && error.contains(word), "{name:?}: {error}");
     }
+    // Of sm80's kernels those that fit its shared memory.
+    let sm86 = Arch::from_name("sm86:82").unwrap();
+    assert_eq!((sm86.name, sm86.compute_units, sm86.lds_bytes), (ArchName::Sm80, 82, 99 << 10));
 }
 
 #[test]
