@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use candle_paged_attn::plan::{HostPlan, Split};
-use candle_paged_attn::registry::{Arch, ArchName, Problem, Selection, missing_requirements, select};
+use candle_paged_attn::registry::{Arch, ArchName, Problem, Selection, missing_requirements, select, walks_whole_rows};
 use clap::Parser;
 use testkit::errors::of_option;
 
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 fn explain(args: &Args) -> Result<()> {
     let arch = arch(&args.arch).map_err(|error| of_option("--arch", error))?;
     let mut shape = args.shape.resolve(&arch)?;
-    shape.plan_free |= shape.is_walked_whole(&arch);
+    shape.plan_free |= is_walked_whole(&shape, &arch);
     let request = shape.request();
     let plan = if shape.plan_free { HostPlan::free(&request, &arch) } else { HostPlan::new(&request, &arch)? };
     let problem = shape.problem(plan.capacity());
@@ -72,6 +72,14 @@ fn explain(args: &Args) -> Result<()> {
         print(&format!("\nwrote {}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// Whether a call of this shape that leaves its plan open has none on `arch`.
+fn is_walked_whole(shape: &Shape, arch: &Arch) -> bool {
+    let request = shape.request();
+    let free = Problem { plan_free: true, max_partitions: None, ..shape.problem(request.rows()) };
+    let is_open = request.max_partitions.is_none() && request.workgroup_budget.is_none();
+    is_open && walks_whole_rows(&free, free.max_pages.saturating_mul(free.page_size), arch)
 }
 
 /// The arch of that name; `cuda`: of the GPU that is there.

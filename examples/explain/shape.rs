@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use candle::DType;
 use candle_paged_attn::cache::{CacheDims, CacheLayout, KvDtype};
 use candle_paged_attn::plan::PlanRequest;
-use candle_paged_attn::registry::{Arch, Problem, ScaleMode, preferred_layout, walks_whole_rows};
+use candle_paged_attn::registry::{Arch, Problem, ScaleMode, preferred_layout};
 use clap::Args;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -285,12 +285,6 @@ impl Shape {
             max_context_len: self.context_lens.iter().max().and_then(|&longest| usize::try_from(longest).ok()),
             ..PlanRequest::new(&self.context_lens, &self.query_lens, self.kv_heads)
         }
-    }
-
-    /// Whether a call of this shape that leaves its plan open has none on `arch`.
-    pub fn is_walked_whole(&self, arch: &Arch) -> bool {
-        let free = Problem { plan_free: true, max_partitions: None, ..self.problem(self.context_lens.len()) };
-        self.max_partitions.is_none() && self.workgroup_budget.is_none() && walks_whole_rows(&free, self.table_tokens, arch)
     }
 
     pub fn problem(&self, capacity: usize) -> Problem {
