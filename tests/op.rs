@@ -90,7 +90,7 @@ fn nan_in_a_later_querys_token_stays_out_of_the_earlier_ones() -> Result<()> {
         let spec = CaseSpec { kv_dtype, query_lens: vec![4], lens: vec![100], page_size: 128, kv_heads: 1, ..CaseSpec::default() };
         let case = spec.build()?;
         let clean = case.run()?.0;
-        let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+        let page = case.first_page()?;
         for (name, poisoned) in [("key", &case.key_cache), ("value", &case.value_cache)] {
             let nan = Tensor::full(f32::NAN, (1, 1, 1, spec.head_dim), &Device::Cpu)?.to_dtype(kv_dtype.dtype())?;
             let cache = poisoned.slice_assign(&[page..page + 1, 99..100, 0..1, 0..spec.head_dim], &nan)?;

@@ -68,6 +68,7 @@ __device__ __forceinline__ void take_share(Share<T>& x, const End<T>& end, int g
         x.most[h] = most_of<T>(end, h, [](float o) { return fabsf(o); });
         // An infinity stays one in any unit.
         if (x.most[h] == -neg_inf()) x.most[h] = most_of<T>(end, h, [](float o) { return fabsf(o) == -neg_inf() ? 0.0f : fabsf(o); });
+        // row_sum and row_max, one beside the other.
 #pragma unroll
         for (int step = 1; step < 4; step *= 2) {
             x.sum[h] += __shfl_xor_sync(FULL_WARP, x.sum[h], step);

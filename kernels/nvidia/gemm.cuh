@@ -66,6 +66,16 @@ __device__ __forceinline__ float2 token_scale(u32 scales, int n, int t) {
     return load_shared_float2(scales + 4 * (16 * (n / 2) + score_token<T>(n % 2, t, 0)));
 }
 
+// Of a row's four lanes together.
+__device__ __forceinline__ float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(FULL_WARP, x, 2);
+}
+
 // A factor of at least 0 that -inf can be multiplied by. NaN stays.
 __device__ __forceinline__ float not_zero(float x) { return x < 1e-30f ? 1e-30f : x; }
 
@@ -92,8 +102,7 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
                         most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
                     }
                 }
-                most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+                most = row_max(most);
                 // The power of two at or below the row's largest value, kept where its reciprocal is normal too.
                 const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 227u);
                 factor = __uint_as_float(exponent << 23), inverse = __uint_as_float((254 - exponent) << 23);

@@ -54,8 +54,7 @@ __device__ __forceinline__ void split_query(NarrowState<T>& state, const Query<T
             most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
         }
     }
-    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+    most = row_max(most);
     const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 254u);
     const float up = copysignf(__uint_as_float((261 - exponent) << 23), factor), down = __uint_as_float((exponent - 7) << 23);
 #pragma unroll
@@ -199,8 +198,7 @@ __device__ __forceinline__ void raise_bases(NarrowState<T>& state, float (&keep)
         float most = neg_inf();
 #pragma unroll
         for (int n = 0; n < T::CHUNK / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2)) * state.scale;
+        most = row_max(most) * state.scale;
         const float base = fmaxf(state.base[h], most - AIM_LOG2);
         keep[h] = exp2_fast(state.base[h] - base), state.base[h] = base;
     }

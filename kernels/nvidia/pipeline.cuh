@@ -117,9 +117,7 @@ __device__ __forceinline__ void publish_state(const State<T>& state, const Query
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = first_row + 16 * m + 8 * h + g;
-            float sum = state.softmax.sum[m][h];
-            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            const float sum = row_sum(state.softmax.sum[m][h]);
             if (t == 0) ml[row] = {state.softmax.max[m][h] * q.scale[m][h], sum};
             const float unit = T::PER_TOKEN ? state.softmax.v_most : v_scale;
             if constexpr (T::PACKED) {

@@ -89,8 +89,7 @@ __device__ __forceinline__ float apply_token_scales(Scores<T>& s, Softmax<T>& x,
             for (int i = 0; i < 4; i++) s[m][n][i] *= i % 2 ? k.y : k.x;
         }
     }
-    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+    most = row_max(most);
     const float ratio = x.v_most / most;
     x.v_most = most;
     return ratio;
@@ -115,8 +114,7 @@ __device__ __forceinline__ void update(Softmax<T>& x, float (&o)[T::M_TILES][T::
             float most = x.max[m][h];
 #pragma unroll
             for (int n = 0; n < T::N_TILES; n++) most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-            most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+            most = row_max(most);
             // A maximum that grew by less than 2^8 is left as it is: nothing overflows, and the output is rarely rescaled.
             const float scale = q.scale[m][h];
             if ((most - x.max[m][h]) * scale <= 8.0f) most = x.max[m][h];

@@ -63,7 +63,10 @@ pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>,
             (Plan::Device { capacity: plan.capacity(), made: true, task_tiles }, plan.most_tokens_split_freely())
         }
         PlanChoice::Free => return Ok(Plan::Free { tiles: table_tiles(shapes, arch) }),
-        PlanChoice::Default => (default_plan(shapes, &shape, arch)?, splits_freely(&call.options).then(|| shapes.table_tokens())),
+        PlanChoice::Default => {
+            let freely = splits_freely(&call.options);
+            (default_plan(shapes, &shape, freely, arch)?, freely.then(|| shapes.table_tokens()))
+        }
     };
     Ok(most_tokens.and_then(|most| whole_rows(shapes, query_len, call, arch, most)).unwrap_or(plan))
 }
@@ -75,12 +78,12 @@ pub(super) fn whole_rows(shapes: &Shapes, query_len: usize, call: &Call<'_>, arc
     registry::walks_whole_rows(&plan.problem(shapes, query_len, call, arch), most_tokens, arch).then_some(plan)
 }
 
-/// The plan of a call that gives none, its tables on the device.
-fn default_plan(shapes: &Shapes, shape: &PlanShape, arch: &Arch) -> Result<Plan> {
+/// The plan of a call that gives none, its tables on the device; `freely`: the options leave open how rows are split.
+fn default_plan(shapes: &Shapes, shape: &PlanShape, freely: bool, arch: &Arch) -> Result<Plan> {
     let tiles = table_tiles(shapes, arch);
     Ok(match shape.capacity(arch, Some(shapes.table_tokens()))? {
         // The planner's block has a row a thread; batches past that have more rows than slots are worth.
-        capacity if (capacity > shape.rows() || takes_turns(shape, arch)) && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
+        capacity if (capacity > shape.rows() || (freely && takes_turns(shape, arch))) && tiles > 1 && shape.rows() <= PLANNER_THREADS => {
             let task_tiles = if shape.rows().saturating_mul(tiles) <= capacity { 1 } else { tiles };
             Plan::Device { capacity, made: false, task_tiles }
         }
@@ -91,9 +94,8 @@ fn default_plan(shapes: &Shapes, shape: &PlanShape, arch: &Arch) -> Result<Plan>
 /// Whether rows are planned for their order alone, where they are kept whole by default: those that are more than SMs, but no more than two each, take
 /// turns, the longest first.
 fn takes_turns(shape: &PlanShape, arch: &Arch) -> bool {
-    let is_left_open = shape.max_partitions.is_none() && shape.workgroup_budget.is_none() && shape.rows() > 1;
     let blocks = shape.rows().saturating_mul(shape.blocks_of_a_task());
-    is_left_open && (arch.compute_units + 1..=2 * arch.compute_units).contains(&blocks)
+    shape.rows() > 1 && (arch.compute_units + 1..=2 * arch.compute_units).contains(&blocks)
 }
 
 impl Decided {

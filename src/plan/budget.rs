@@ -17,8 +17,9 @@ const LONG_ROW: usize = 4096;
 /// four a (row, KV head), but at least one and at most two a compute unit. On NVIDIA GPUs one a SM, whose shared memory one block fills, and for few
 /// (row, KV head) pairs no more than they may have tiles. Where pairs alone are more than half the SMs, two, which take turns, the longest first: that
 /// evens uneven rows out. Rows that may attend 4096 tokens or more get four there (with more than one new token a row from more pairs than SMs
-/// on, their query rows cost each task more), and with one new token two from a third of the SMs on. Shorter rows get a slot each, so that they are kept whole, where
-/// they fill the GPU: with one new token more pairs than 10/7 of the SMs, with more new tokens than 7/8 of them.
+/// on, their query rows cost each task more), and with one new token two from a third of the SMs on. Shorter rows that fill the GPU get a slot each
+/// where the caller names no `max_partitions`, so that they are kept whole (an empty one leaves its slot to the longest) and nothing is left to be
+/// merged: with one new token more pairs than 10/7 of the SMs, with more new tokens, whose blocks have an SM to themselves, than 7/8 of them.
 pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let pairs = request.rows().saturating_mul(request.kv_heads);
     let each = |slots: usize| arch.compute_units.saturating_mul(slots);
@@ -28,12 +29,12 @@ pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     if !arch.name.is_cuda() {
         return each(2);
     }
-    if keeps_rows_whole(request, arch) {
-        return pairs;
-    }
-    let long = has_long_rows(request);
+    let attended = request.max_context_len.into_iter().chain(request.window).min();
+    let long = attended.is_none_or(|most| most >= LONG_ROW);
     let tiles = request.max_context_len.map_or(usize::MAX, |most| most.div_ceil(arch.name.tile_tokens()).max(1));
     let verifies = request.max_query_len() > 1;
+    let (over, of) = if verifies { (7, 8) } else { (10, 7) };
+    let fills = pairs.saturating_mul(of) > each(over);
     // More pairs than these get four slots a SM, or two.
     let (four, two) = match long {
         true if verifies => (each(1), each(1) / 2),
@@ -41,25 +42,11 @@ pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
         false => (usize::MAX, each(1) / 2),
     };
     match pairs {
+        _ if fills && !long && request.max_partitions.is_none() => pairs,
         _ if pairs > four => each(4),
         _ if pairs > two => each(2),
         _ => each(1).min(pairs.saturating_mul(tiles)),
     }
-}
-
-/// Whether a row may attend [`LONG_ROW`] tokens, as far as is known.
-fn has_long_rows(request: &PlanRequest<'_>) -> bool {
-    request.max_context_len.into_iter().chain(request.window).min().is_none_or(|most| most >= LONG_ROW)
-}
-
-/// Whether an NVIDIA GPU is filled by short rows, where the caller does not say how they are split: whole rows, the longest first, even each other out,
-/// and nothing is left to be merged. With more than one new token a block has an SM to itself, so fewer rows fill it. (An empty row leaves its slot to
-/// the longest.)
-fn keeps_rows_whole(request: &PlanRequest<'_>, arch: &Arch) -> bool {
-    let (over, of) = if request.max_query_len() > 1 { (7, 8) } else { (10, 7) };
-    let pairs = request.rows().saturating_mul(request.kv_heads);
-    let fill = pairs.saturating_mul(of) > arch.compute_units.saturating_mul(over);
-    arch.name.is_cuda() && request.max_partitions.is_none() && fill && !has_long_rows(request)
 }
 
 /// Slots of a plan for `request`: `min(rows * max_partitions, max(rows, ceil(budget / kv_heads)))`.

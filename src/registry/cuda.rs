@@ -208,7 +208,7 @@ fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
         // Whole rows, two a SM at most, the longest first: an SM each.
         (rows, 9..=32) if !fp8 && (sms + 1..=sms * 2).contains(&rows) && are_whole_in_order(p) => ((8, 3, 16), For::Unsplit(rows)),
         _ if blocks > sms => (if fp8 { (4, 2, 32) } else { (4, 3, 16) }, For::ManyBlocks { blocks, sms, each: if fp8 { 3 } else { 2 } }),
-        // In more than half of it: two blocks of a call on an SM would leave another one idle.
+        // In more than half of an SM's shared memory: two blocks of a call on one would leave another one idle.
         (_, 0..=1) => (if fp8 { (4, 4, 32) } else { (4, 4, 16) }, For::OneTile(arch.name.tile_tokens())),
         (_, 2..=16) if fp8 => ((4, 4, 32), For::ABlockEach),
         _ => (if fp8 { (8, 2, 32) } else { (4, 2, 32) }, For::ABlockEach),
@@ -222,12 +222,12 @@ fn decode_shapes(p: &Problem, arch: &Arch) -> (Vec<CudaShape>, For) {
 /// of the SMs.
 fn cluster_cut(fp8: bool, cluster: usize, tiles: usize, fills: bool) -> (usize, usize, usize) {
     match (fp8, tiles.div_ceil(cluster)) {
-        // Not where a block walks long: in more than half of an SM's shared memory.
+        // Where a block walks long, in more than half of an SM's shared memory.
         (true, 9..) => (8, 3, 32),
         (false, 9..) => (4, 3, 32),
-        (false, _) if fills && cluster == 4 => (4, 3, 32),
-        // In half of it, so that the next call's blocks come up beside these; in more where two on an SM would leave another one idle.
+        // Else in half of it, so that the next call's blocks come up beside these; but not where two on an SM would leave another one idle.
         (true, _) if fills && cluster <= 4 => (8, 3, 16),
+        (false, _) if fills && cluster == 4 => (4, 3, 32),
         (true, _) if cluster <= tiles => (4, 3, 32),
         _ => (4, 3, 16),
     }

@@ -79,7 +79,7 @@ fn peaked(spec: &CaseSpec, bits: f64) -> Result<Case> {
     let case = spec.build()?;
     let q = case.q.abs()?;
     let length = (q.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? as f64) * spec.head_dim as f64 / q.elem_count() as f64;
-    let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+    let page = case.first_page()?;
     let scale = match &case.options.k_scale {
         KvScale::None => 1.0,
         KvScale::Scalar(scale) => *scale as f64,
@@ -121,7 +121,7 @@ fn nan_stays_out_of_the_rows_that_do_not_attend_it() -> Result<()> {
 fn check_isolated(device: &Device, spec: &CaseSpec, side: &str, token: usize, owner: usize) -> Result<()> {
     let mut case = spec.build()?;
     let clean = run(&on(&case, device, Tables::Host)?)?.0;
-    let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+    let page = case.first_page()?;
     let poison_cache = |cache: &mut Tensor| -> Result<()> {
         let at = [page..page + 1, token..token + 1, 0..1, 0..spec.head_dim];
         let nan = Tensor::full(f32::NAN, (1, 1, 1, spec.head_dim), &Device::Cpu)?;
@@ -159,7 +159,7 @@ fn an_infinity_stays_in_its_channel() -> Result<()> {
         let base = CaseSpec { group, kv_heads: 1, query_lens: vec![query_len], lens: vec![9000], ..spec(kv_dtype, Scales::None) };
         let mut case = base.build()?;
         let clean = run(&on(&case, &device, Tables::Host)?)?.0;
-        let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+        let page = case.first_page()?;
         let infinity = Tensor::full(f32::INFINITY, (1, 1, 1, 1), &Device::Cpu)?.to_dtype(kv_dtype.dtype())?;
         case.value_cache = case.value_cache.slice_assign(&[page..page + 1, 5..6, 0..1, 3..4], &infinity)?;
         let out = run(&on(&case, &device, Tables::Host)?)?.0;

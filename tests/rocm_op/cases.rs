@@ -92,7 +92,7 @@ fn nan_in_a_later_querys_token_stays_out_of_the_earlier_ones() -> Result<()> {
         let spec = CaseSpec { query_lens: vec![4], lens: vec![100], page_size: 128, kv_heads: 1, ..spec(kv_dtype, Scales::None) };
         let case = spec.build()?;
         let clean = run(&case)?.0;
-        let page = case.block_tables.flatten_all()?.to_vec1::<i32>()?[0] as usize;
+        let page = case.first_page()?;
         let nan = Tensor::full(f32::NAN, (1, 1, 8, 1, 8), &Device::Cpu)?.to_dtype(kv_dtype.dtype())?;
         let mut poisoned = case.clone();
         // Token 99, which only query 3 attends: chunk 12 of 8 tokens, the fourth in it.

@@ -311,6 +311,11 @@ fn normal(rng: &mut StdRng) -> f32 {
 }
 
 impl Case {
+    /// The page of the first row's first tokens.
+    pub fn first_page(&self) -> Result<usize> {
+        Ok(self.block_tables.flatten_all()?.get(0)?.to_scalar::<i32>()? as usize)
+    }
+
     /// A cache of one layer that can hold the case's pages.
     pub fn cache_config(&self) -> Result<CacheConfig> {
         let (spec, options) = (&self.spec, &self.options);
