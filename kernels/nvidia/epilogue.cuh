@@ -27,7 +27,7 @@ __device__ __forceinline__ RowEnd finish_row(float max, float sum, const float* 
         sum = sum * factor + exp2_fast(sink - most);
         max = most;
     }
-    return {factor / sum, (max + log2_fast(sum)) * LN2};
+    return {factor * rcp_fast(sum), (max + log2_fast(sum)) * LN2};
 }
 
 // Four elements of a 16-bit type that packs pairs, or of F32.

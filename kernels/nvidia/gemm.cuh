@@ -37,6 +37,18 @@ __device__ __forceinline__ int score_token(int n, int t, int e) {
     return T::PACKED ? 4 * t + 2 * n + e : 8 * n + 2 * t + e;
 }
 
+// Where a query row of the task is stored.
+template <class T>
+__device__ __forceinline__ const u16* query_row(const CudaTileArgs& p, const Task& task, int row) {
+    const int query = row / T::GROUP, head = task.head * T::GROUP + row % T::GROUP;
+    return static_cast<const u16*>(p.q) + task.sequence * p.q_sequence + (task.query_first + query) * p.q_row + head * p.q_head;
+}
+
+// Whether pieces of eight channels of query rows are at multiples of 16 bytes.
+static __device__ __forceinline__ bool is_query_aligned(const CudaTileArgs& p) {
+    return ((reinterpret_cast<u64>(p.q) | u64((p.q_sequence | p.q_row | p.q_head) * 2)) & 15) == 0;
+}
+
 // The warp's query rows as they are stored; rows past the last are zeros.
 template <class T>
 __device__ __forceinline__ void fetch_query(Query<T>& q, const CudaTileArgs& p, const Task& task, int first_row, int lane) {
@@ -47,8 +59,7 @@ __device__ __forceinline__ void fetch_query(Query<T>& q, const CudaTileArgs& p, 
         for (int h = 0; h < 2; h++) {
             const int row = first_row + m * 16 + h * 8 + g;
             const bool real = row < task.rows;
-            const int query = real ? row / T::GROUP : 0, head = real ? task.head * T::GROUP + row % T::GROUP : 0;
-            const u16* src = static_cast<const u16*>(p.q) + task.sequence * p.q_sequence + (task.query_first + query) * p.q_row + head * p.q_head;
+            const u16* src = query_row<T>(p, task, real ? row : 0);
 #pragma unroll
             for (int s = 0; s < T::K_STEPS; s++) {
 #pragma unroll
@@ -187,13 +198,11 @@ __device__ __forceinline__ void each_query_piece(u32 rows, int thread, F f) {
 // Copies the query rows of the CTA to where a warpgroup's products read them; rows past the last are zeros.
 template <class T>
 __device__ __forceinline__ void copy_query(const CudaTileArgs& p, const Task& task, u32 rows, int thread) {
-    const u16* q = static_cast<const u16*>(p.q) + task.sequence * p.q_sequence + task.query_first * p.q_row;
-    const bool aligned = ((reinterpret_cast<u64>(p.q) | u64((p.q_sequence | p.q_row | p.q_head) * 2)) & 15) == 0;
+    const bool aligned = is_query_aligned(p);
     each_query_piece<T>(rows, thread, [&](int r, int piece, u32 to) {
         const int row = task.first_row + r;
         const bool real = row < task.rows;
-        const int query = real ? row / T::GROUP : 0, head = real ? task.head * T::GROUP + row % T::GROUP : 0;
-        const u16* src = q + query * p.q_row + head * p.q_head + piece * 8;
+        const u16* src = query_row<T>(p, task, real ? row : 0) + piece * 8;
         if (aligned) return copy16<false>(to, src, real);
 #pragma unroll
         for (int word = 0; word < 4; word++) copy4(to + 4 * word, src + 2 * word, real);

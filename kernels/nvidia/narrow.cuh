@@ -1,13 +1,14 @@
 // The walk of a warpgroup over an FP8 cache: S = Q K^T on E4M3 itself, O += P V on F16, of 64 query rows and 64 tokens.
 //
-// Helper warps copy K and V and widen V; they keep ahead of the group that they serve. K is read where its copies put it. Q is the sum of two E4M3 parts, the
-// nearest value and what is left: as good as BF16. P goes from accumulators to operand A in registers.
+// Helper warps copy K and V and widen V; they keep ahead of the group that they serve. K is read where its copies put it. Q is the sum of two E4M3 parts
+// (narrow_query.cuh). P goes from accumulators to operand A in registers.
 //   S: a lane has rows g and g + 8 of its warp's 16, tokens 8n + 2t + e.
 //   O: n-tile n has channels 16n.. up to n = 7, then 16(n - 8) + 8..
 #pragma once
 
 #include "direct.cuh"
 #include "helpers.cuh"
+#include "narrow_query.cuh"
 
 namespace pa {
 
@@ -34,50 +35,32 @@ struct NarrowState {
 template <class T>
 using NarrowScores = float[T::CHUNK / 8][4];
 
+// With token scales: what turns the scores of a lane's tokens 8n + 2t and the next into log2 units; with a softcap, K's scales alone.
+template <class T>
+struct TokenFactors {
+    float2 each[T::PER_TOKEN ? T::CHUNK / 8 : 1];
+
+    __device__ __forceinline__ void fetch(const NarrowState<T>& state, u32 stage, int t) {
+        if constexpr (T::PER_TOKEN) {
+            const float scale = T::Opt::SOFTCAP ? 1.0f : state.scale;
+#pragma unroll
+            for (int n = 0; n < T::CHUNK / 8; n++) {
+                const float2 x = load_shared_float2(stage + 2 * T::KV_BYTES + 4 * (8 * n + 2 * t));
+                each[n] = {x.x * scale, x.y * scale};
+            }
+        }
+    }
+
+    // Of the score i of n-tile n.
+    __device__ __forceinline__ float of(int n, int i) const { return i % 2 ? each[n].y : each[n].x; }
+};
+
 // P as operand A, in steps of 16 tokens.
 template <class T>
 using Probabilities = u32[T::CHUNK / 16][4];
 
-// Stores the query's two parts, rows g and g + 8 scaled by a power of two that puts their largest value in 128..256, and what turns scores into log2
-// units.
 template <class T>
-__device__ __forceinline__ void split_query(NarrowState<T>& state, const Query<T>& q, const CudaTileArgs& p, u32 query, float k_scale, bool stores,
-                                            int row, int lane) {
-    const float factor = p.scale_log2 * k_scale;
-    const int g = lane / 4, t = lane % 4;
-    float most = 0.0f;
-#pragma unroll
-    for (int s = 0; s < T::K_STEPS; s++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 x = T::Query::unpack(q.a[0][s][i]);
-            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
-        }
-    }
-    most = row_max(most);
-    const u32 exponent = min(max(__float_as_uint(most) >> 23, 27u), 254u);
-    const float up = copysignf(__uint_as_float((261 - exponent) << 23), factor), down = __uint_as_float((exponent - 7) << 23);
-#pragma unroll
-    for (int s = 0; s < T::K_STEPS; s++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 low = T::Query::unpack(q.a[0][s][h]), high = T::Query::unpack(q.a[0][s][2 + h]);
-            float x[4] = {low.x * up, low.y * up, high.x * up, high.y * up};
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[i] += x[i] - x[i];  // E4M3 has no infinity: NaN
-            const u32 nearest = E4m3::narrow(x);
-            const u32 first = F16::subtract(F16::pack(x[0], x[1]), E4m3::widen<0>(nearest)), second = F16::subtract(F16::pack(x[2], x[3]), E4m3::widen<1>(nearest));
-            const u32 at = query + (row + 8 * h + g) * 128 + ((s ^ g) << 4) + 4 * t;
-            if (stores) store_shared4(at, nearest), store_shared4(at + T::ROWS * 128, E4m3::narrow(first, second));
-        }
-    }
-    const float scale = not_zero(fabsf(factor) * down);
-    state.scale = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale;
-    state.cap = scale * (LN2 / p.softcap);
-}
-
-template <class T>
-__device__ __forceinline__ void start(NarrowState<T>& state, const Task& task, int first_row, int lane) {
+__device__ __forceinline__ void start(NarrowState<T>& state, const CudaTileArgs& p, const Task& task, u32 scales, int row, int lane) {
 #pragma unroll
     for (int n = 0; n < T::OUT_TILES; n++) {
 #pragma unroll
@@ -86,21 +69,24 @@ __device__ __forceinline__ void start(NarrowState<T>& state, const Task& task, i
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         state.base[h] = NO_BASE, state.sum[h] = 0.0f;
-        state.newest[h] = newest_of<T>(task, first_row + 8 * h + lane / 4);
+        state.newest[h] = newest_of<T>(task, task.first_row + row + 8 * h + lane / 4);
     }
+    const float scale = __uint_as_float(load_shared4(scales + 4 * (row + lane / 4)));
+    state.scale = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale;
+    state.cap = scale * (LN2 / p.softcap);
     state.unit = LEAST_UNIT;
     state.large = false;
 }
 
 template <class T>
-__device__ __forceinline__ void start_narrow_scores(NarrowScores<T>& s, u32 query, u32 k) {
-    const u64 a = describe(query), b = describe(k);
+__device__ __forceinline__ void start_narrow_scores(NarrowScores<T>& s, const QueryParts<T>& q, u32 k) {
+    const u64 b = describe(k);
     warpgroup_begin();
 #pragma unroll
     for (int part = 1; part >= 0; part--) {
 #pragma unroll
         for (int step = 0; step < T::HEAD_DIM / 32; step++) {
-            warpgroup_narrow_scores(s, a + (part * T::ROWS * 128 + step * 32) / 16, b + step * 32 / 16, step > 0 || part == 0);
+            warpgroup_narrow_scores(s, q.a[part][step], b + step * 32 / 16, step > 0 || part == 0);
         }
     }
     warpgroup_commit();
@@ -141,19 +127,19 @@ __device__ __forceinline__ void exact_scores(NarrowScores<T>& s, u32 query, u32 
     }
 }
 
-// What lies between the scores of the chunk at `token` and the softmax: its tokens' scales; the cap; -inf for tokens that a row does not attend.
+// What lies between the scores of the chunk at `token` and the softmax: the cap; -inf for tokens that a row does not attend. Their factors are part of
+// the scores then: -inf bears no factor of 0 or below.
 template <class T>
-__device__ __forceinline__ void shape_scores(NarrowScores<T>& s, const NarrowState<T>& state, const CudaTileArgs& p, const Task& task, int token,
-                                             u32 scales, bool masked, int t) {
+__device__ __forceinline__ void shape_scores(NarrowScores<T>& s, TokenFactors<T>& factors, const NarrowState<T>& state, const CudaTileArgs& p,
+                                             const Task& task, int token, bool masked, int t) {
 #pragma unroll
     for (int n = 0; n < T::CHUNK / 8; n++) {
-        float2 scale = {1.0f, 1.0f};
-        if constexpr (T::PER_TOKEN) scale = load_shared_float2(scales + 4 * (8 * n + 2 * t));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if constexpr (T::PER_TOKEN) s[n][i] *= i % 2 ? scale.y : scale.x;
+            if constexpr (T::PER_TOKEN) s[n][i] *= factors.of(n, i);
             if constexpr (T::Opt::SOFTCAP) s[n][i] = tanh_fast(s[n][i] * state.cap);
         }
+        if constexpr (T::PER_TOKEN) factors.each[n] = {1.0f, 1.0f};
     }
     if (!masked) return;
 #pragma unroll
@@ -166,15 +152,22 @@ __device__ __forceinline__ void shape_scores(NarrowScores<T>& s, const NarrowSta
     }
 }
 
+// What turns score i of n-tile n into log2 units.
+template <class T>
+__device__ __forceinline__ float factor_of(const NarrowState<T>& state, const TokenFactors<T>& factors, int n, int i) {
+    return T::PER_TOKEN && !T::Opt::SOFTCAP ? factors.of(n, i) : state.scale;
+}
+
 // The probabilities, and what they add to the sums. True where a row's base is too low for them. P V of the chunk before may be under way up to them.
 template <class T>
-__device__ __forceinline__ bool weigh(Probabilities<T>& pr, float (&sums)[2], const NarrowScores<T>& s, NarrowState<T>& state) {
+__device__ __forceinline__ bool weigh(Probabilities<T>& pr, float (&sums)[2], const NarrowScores<T>& s, const TokenFactors<T>& factors,
+                                      NarrowState<T>& state) {
     float y[T::CHUNK / 8][4], adds[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 #pragma unroll
     for (int n = 0; n < T::CHUNK / 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            y[n][i] = exp2_fast(__fmaf_rn(s[n][i], state.scale, -state.base[i / 2]));
+            y[n][i] = exp2_fast(__fmaf_rn(s[n][i], factor_of<T>(state, factors, n, i), -state.base[i / 2]));
             adds[i / 2][i % 2] += y[n][i];
             asm volatile("" : "+f"(y[n][i]));
         }
@@ -192,13 +185,16 @@ __device__ __forceinline__ bool weigh(Probabilities<T>& pr, float (&sums)[2], co
 
 // Raises the bases by the chunk's scores. Says what the output and the sums are to be multiplied by.
 template <class T>
-__device__ __forceinline__ void raise_bases(NarrowState<T>& state, float (&keep)[2], const NarrowScores<T>& s) {
+__device__ __forceinline__ void raise_bases(NarrowState<T>& state, float (&keep)[2], const NarrowScores<T>& s, const TokenFactors<T>& factors) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float most = neg_inf();
 #pragma unroll
-        for (int n = 0; n < T::CHUNK / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-        most = row_max(most) * state.scale;
+        for (int n = 0; n < T::CHUNK / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) most = fmaxf(most, s[n][2 * h + e] * factor_of<T>(state, factors, n, e));
+        }
+        most = row_max(most);
         const float base = fmaxf(state.base[h], most - AIM_LOG2);
         keep[h] = exp2_fast(state.base[h] - base), state.base[h] = base;
     }
@@ -206,9 +202,9 @@ __device__ __forceinline__ void raise_bases(NarrowState<T>& state, float (&keep)
 
 // Raises the bases, and the output and the sums with them.
 template <class T>
-__device__ __forceinline__ void lift_bases(NarrowState<T>& state, const NarrowScores<T>& s) {
+__device__ __forceinline__ void lift_bases(NarrowState<T>& state, const NarrowScores<T>& s, const TokenFactors<T>& factors) {
     float keep[2];
-    raise_bases<T>(state, keep, s);
+    raise_bases<T>(state, keep, s, factors);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         state.sum[h] *= keep[h];
@@ -227,12 +223,12 @@ __device__ __forceinline__ bool are_large(const NarrowState<T>& state) {
 
 // From the scores of the chunk at `token` to its probabilities; `first`, of the walk's first chunk, which sets the bases ahead of them.
 template <class T>
-__device__ __forceinline__ void update(NarrowState<T>& state, Probabilities<T>& pr, NarrowScores<T>& s, const CudaTileArgs& p, const Task& task,
-                                       int token, bool first, u32 query, u32 k, int row, int lane) {
+__device__ __forceinline__ void update(NarrowState<T>& state, Probabilities<T>& pr, NarrowScores<T>& s, TokenFactors<T>& factors, const CudaTileArgs& p,
+                                       const Task& task, int token, bool first, u32 query, u32 k, int row, int lane) {
     const bool masked = needs_mask<T>(p, task, token);
     auto shape = [&](bool exact) {
-        if (exact) exact_scores<T>(s, query, k, row, lane);
-        if (T::PER_TOKEN || T::Opt::SOFTCAP || masked) shape_scores<T>(s, state, p, task, token, k + 2 * T::KV_BYTES, masked, lane % 4);
+        if (exact) exact_scores<T>(s, query, k, row, lane), factors.fetch(state, k, lane % 4);
+        if (T::Opt::SOFTCAP || masked) shape_scores<T>(s, factors, state, p, task, token, masked, lane % 4);
     };
     // After the bases have moved: true where the scores turn out to be large, and have been computed again.
     auto turned_large = [&] {
@@ -242,17 +238,17 @@ __device__ __forceinline__ void update(NarrowState<T>& state, Probabilities<T>& 
         shape(true);
         return true;
     };
-    if (state.large || T::PER_TOKEN || T::Opt::SOFTCAP || masked) shape(state.large);
+    if (state.large || T::Opt::SOFTCAP || masked) shape(state.large);
     if (first) {
         float keep[2];
-        raise_bases<T>(state, keep, s);
-        if (turned_large()) raise_bases<T>(state, keep, s);
+        raise_bases<T>(state, keep, s, factors);
+        if (turned_large()) raise_bases<T>(state, keep, s, factors);
     }
     float sums[2];
-    if (__any_sync(FULL_WARP, weigh<T>(pr, sums, s, state))) {
-        lift_bases<T>(state, s);
-        if (turned_large()) lift_bases<T>(state, s);
-        weigh<T>(pr, sums, s, state);
+    if (__any_sync(FULL_WARP, weigh<T>(pr, sums, s, factors, state))) {
+        lift_bases<T>(state, s, factors);
+        if (turned_large()) lift_bases<T>(state, s, factors);
+        weigh<T>(pr, sums, s, factors, state);
     }
     state.sum[0] += sums[0], state.sum[1] += sums[1];
 }
@@ -280,30 +276,37 @@ __device__ __forceinline__ void walk_narrow(NarrowState<T>& state, const CudaTil
     const int chunks = chunks_of<T>(task, group);
     const u32 ring = own + 2 * T::WIDE_BYTES;
     {
-        Query<T> q;
-        fetch_query<T>(q, p, task, task.first_row + row, lane);
-        split_query<T>(state, q, p, query, k_scale, group == 0, row, lane);
+        QueryQuarters<T> quarters;
+        quarters.fetch(p, task, threadIdx.x);
+        // Where each group has its second slot: its helpers do not write there before its first chunk is over.
+        split_query<T>(quarters, p, query, k_scale, threadIdx.x, [&](int other) { return slot_of<T>(own + (other - group) * T::GROUP_BYTES, 1); });
     }
-    start<T>(state, task, task.first_row + row, lane);
     fence_async_proxy();
     sync_block<T>();
+    start<T>(state, p, task, slot_of<T>(own, 1), row, lane);
     if (chunks <= 0) return;
+    QueryParts<T> q;
+    q.fetch(query, row, lane);
     NarrowScores<T> s;
     Probabilities<T> pr;
+    TokenFactors<T> factors;
     u32 k = ring;
     wait_for_chunk<T>(group, 0);
-    start_narrow_scores<T>(s, query, k);
+    start_narrow_scores<T>(s, q, k);
     warpgroup_wait(s);
+    factors.fetch(state, k, lane % 4);
     for (int chunk = 0;; chunk++) {
-        update<T>(state, pr, s, p, task, token_of<T>(task, group, chunk), chunk == 0, query, k, row, lane);
+        update<T>(state, pr, s, factors, p, task, token_of<T>(task, group, chunk), chunk == 0, query, k, row, lane);
         if (chunk + 1 == chunks) break;
         release_chunk<T>(group, chunk);
         wait_for_chunk<T>(group, chunk + 1);
-        follow_unit<T>(state, k);
+        const u32 before = k;
         k = next_stage<T>(k, ring);
-        start_narrow_scores<T>(s, query, k);
+        start_narrow_scores<T>(s, q, k);
+        follow_unit<T>(state, before);
         start_values<T>(state, pr, slot_of<T>(own, chunk));
         warpgroup_wait<T::CHUNK / 8, 1>(s);
+        factors.fetch(state, k, lane % 4);
     }
     wait_for_chunk<T>(group, chunks);
     follow_unit<T>(state, k);

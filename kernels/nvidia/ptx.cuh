@@ -180,6 +180,17 @@ __device__ __forceinline__ Record reload_record(const Record* p) {
     }
 }
 
+// Loads 8 or 16 bytes where `real`, else leaves what is there. Loads that follow each other are issued so, whatever is done with them.
+__device__ __forceinline__ void load_where(u32 (&x)[2], const void* at, bool real) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2];}" : "+r"(x[0]), "+r"(x[1]) : "l"(at), "r"(int(real)) : "memory");
+}
+__device__ __forceinline__ void load_where(u32 (&x)[4], const void* at, bool real) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+                 : "l"(at), "r"(int(real))
+                 : "memory");
+}
+
 // Brings a line into the L2 and its page into the TLBs: a hint, which neither faults nor orders anything.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -214,6 +225,9 @@ __device__ __forceinline__ u32 load_shared4(u32 address) {
     return x;
 }
 
+__device__ __forceinline__ void store_shared8(u32 address, u32 x, u32 y) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
 __device__ __forceinline__ void store_shared4(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
 
 __device__ __forceinline__ void store_shared16(u32 address, const u32 (&x)[4]) {

@@ -29,52 +29,71 @@ __device__ __forceinline__ void add_partials(Joined (&x)[VECTORS], const float2 
     }
 }
 
-// Where element `at` of the partial results is.
-template <bool HALF>
-__device__ __forceinline__ const u8* partial_at(const void* partial, i64 at) {
-    return static_cast<const u8*>(partial) + at * (HALF ? 2 : 4);
-}
-
-__device__ __forceinline__ float4 widen_four(u32 low, u32 high) {
-    const float2 x = F16::unpack(low), y = F16::unpack(high);
-    return {x.x, x.y, y.x, y.y};
-}
-
-// Four channels of a partial result.
-template <bool HALF>
-__device__ __forceinline__ float4 load_four(const void* partial, i64 at) {
-    const u8* from = partial_at<HALF>(partial, at);
-    if constexpr (!HALF) return *reinterpret_cast<const float4*>(from);
-    const uint2 x = *reinterpret_cast<const uint2*>(from);
-    return widen_four(x.x, x.y);
-}
-
-// 16 bytes of a partial result.
-template <bool HALF>
-__device__ __forceinline__ void load_piece(float4* o, const void* partial, i64 at) {
+// Channels of a partial result as they are stored, four to `o`.
+template <bool HALF, int WORDS>
+__device__ __forceinline__ void widen_words(float4* o, const u32 (&x)[WORDS]) {
     if constexpr (HALF) {
-        const uint4 x = *reinterpret_cast<const uint4*>(partial_at<true>(partial, at));
-        o[0] = widen_four(x.x, x.y), o[1] = widen_four(x.z, x.w);
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 2) {
+            const float2 low = F16::unpack(x[i]), high = F16::unpack(x[i + 1]);
+            o[i / 2] = {low.x, low.y, high.x, high.y};
+        }
     } else {
-        o[0] = load_four<false>(partial, at);
+        static_assert(WORDS == 4, "four channels in F32");
+        o[0] = {__uint_as_float(x[0]), __uint_as_float(x[1]), __uint_as_float(x[2]), __uint_as_float(x[3])};
     }
 }
 
-// The partial results of a row that are to be merged.
+// The partial results of a row that are to be merged. Once the tiles are over nothing may keep their loads waiting: addresses are an instruction each.
 struct RowParts {
-    int first, end;      // slots
-    i64 slot_rows, row;  // the rows of a slot, and which of them it is
+    int first, end;                       // slots
+    const u8 *partials, *statistics;      // slot 0's, partial results from the lane's first channel on
+    u32 partial_step, statistics_step;    // bytes from slot to slot
 
-    __device__ __forceinline__ i64 at(int part) const { return part * slot_rows + row; }
+    __device__ __forceinline__ const u8* partial(int part) const { return partials + u64(u32(part)) * partial_step; }
+    __device__ __forceinline__ const u8* ends(int part) const { return statistics + u64(u32(part)) * statistics_step; }
+
+    // N of them from slot `part` on, every `step`-th, up to the end: maximum and sum, and in words of WORDS each piece what is stored `offsets` bytes on.
+    template <int N, int VECTORS, int WORDS>
+    __device__ __forceinline__ void load(float2 (&ml)[N], u32 (&x)[N][VECTORS][WORDS], int part, int step, const int (&offsets)[VECTORS]) const {
+        u32 state[N][2];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int at = part + i * step;
+            state[i][0] = 0xff800000, state[i][1] = 0;
+            load_where(state[i], ends(at), at < end);
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+                for (int word = 0; word < WORDS; word++) x[i][v][word] = 0;
+                load_where(x[i][v], partial(at) + offsets[v], at < end);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) ml[i] = {__uint_as_float(state[i][0]), __uint_as_float(state[i][1])};
+    }
 };
 
 // Rows of one task or none are not the reducer's business: they have no parts.
-template <bool PER_HEAD>
-__device__ __forceinline__ RowParts find_parts(const ReduceArgs& p, int sequence, int token, int head) {
+template <bool HALF, int HEAD_DIM, bool PER_HEAD>
+__device__ __forceinline__ RowParts find_parts(const ReduceArgs& p, int sequence, int token, int head, int channel) {
+    constexpr int BYTES = HALF ? 2 : 4;
     const int group = p.q_heads / p.kv_heads, kv_head = head / group;
     const ReduceInfo info = load_record<ReduceInfo>(p.reduce + (PER_HEAD ? sequence * p.kv_heads + kv_head : sequence));
     const i64 row = i64(PER_HEAD ? 0 : kv_head) * p.rows + i64(token) * group + head % group;
-    return {info.first_slot, info.first_slot + (info.count > 1 ? info.count : 0), i64(PER_HEAD ? 1 : p.kv_heads) * p.rows, row};
+    const u32 rows = u32(PER_HEAD ? 1 : p.kv_heads) * p.rows;
+    RowParts parts = {info.first_slot, info.first_slot + (info.count > 1 ? info.count : 0),
+                      reinterpret_cast<const u8*>(p.partial) + (row * HEAD_DIM + channel) * BYTES, reinterpret_cast<const u8*>(p.statistics) + row * 8,
+                      rows * (HEAD_DIM * BYTES), rows * 8};
+    // Or the compiler takes these apart and settles them once for every load.
+    asm volatile("" : "+l"(parts.partials), "+l"(parts.statistics), "+r"(parts.partial_step), "+r"(parts.statistics_step));
+    return parts;
+}
+
+// How far `step` pieces of N channels on from a lane's first one its next is; past `channels` the last one again.
+template <int N>
+__device__ __forceinline__ int further(int channels, int step, int lane) {
+    return step == 0 ? 0 : min((step + lane) * N, channels - N) - min(lane * N, channels - N);
 }
 
 // Few partial results a row: 32 lanes have a row, or fewer where 16 bytes each are all of it. Grid: x blocks of a sequence's query rows (token
@@ -90,29 +109,28 @@ __device__ __forceinline__ void reduce_few(const ReduceArgs& p) {
     // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
     // and the addresses of the partials brought near.
     const int2 queries = RAGGED ? ragged_queries(p.query_start, sequence, p.q_rows) : int2{sequence * p.query_len, p.query_len};
-    RowParts parts = find_parts<PER_HEAD>(p, sequence, token, head);
+    RowParts parts = find_parts<HALF, HEAD_DIM, PER_HEAD>(p, sequence, token, head, min(lane * N, HEAD_DIM - N));
     if (token >= queries.y) parts.end = parts.first;
     for (int part = parts.first; part < parts.end; part++) {
-        const i64 at = parts.at(part);
-        if (lane == 0) prefetch_l2(p.statistics + at * 2);
-        if (lane % 8 == 0) prefetch_l2(partial_at<HALF>(p.partial, at * HEAD_DIM + min(lane * N, HEAD_DIM - N)));
+        if (lane == 0) prefetch_l2(parts.ends(part));
+        if (lane % 8 == 0) prefetch_l2(parts.partial(part));
     }
     // Whatever there is to do, or this kernel could end before the tiles, and what follows it in the stream start.
     wait_for_previous_kernel();
     if (parts.first == parts.end) return;
     Joined x[VECTORS * QUADS];
+    int offsets[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) offsets[v] = further<N>(HEAD_DIM, v * LANES, lane) * (HALF ? 2 : 4);
     for (int start = parts.first; start < parts.end; start += AHEAD) {
         float2 ml[AHEAD];
-        float4 o[AHEAD][VECTORS * QUADS] = {};
+        u32 words[AHEAD][VECTORS][4];
+        float4 o[AHEAD][VECTORS * QUADS];
+        parts.load(ml, words, start, 1, offsets);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const i64 at = parts.at(start + i);
-            const bool real = start + i < parts.end;
-            ml[i] = real ? *reinterpret_cast<const float2*>(p.statistics + at * 2) : float2{neg_inf(), 0.0f};
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                if (real) load_piece<HALF>(o[i] + v * QUADS, p.partial, at * HEAD_DIM + min((v * LANES + lane) * N, HEAD_DIM - N));
-            }
+            for (int v = 0; v < VECTORS; v++) widen_words<HALF>(o[i] + v * QUADS, words[i][v]);
         }
         add_partials<AHEAD, VECTORS * QUADS>(x, ml, o);
     }
@@ -141,32 +159,29 @@ __device__ __forceinline__ void reduce_many(const ReduceArgs& p) {
     // The records are the planner's, for whom the tiles had waited before any of them let this kernel start: they are read while the tiles finish,
     // and the addresses of the partials brought near.
     const int2 queries = RAGGED ? ragged_queries(p.query_start, sequence, p.q_rows) : int2{sequence * p.query_len, p.query_len};
-    const RowParts parts = find_parts<PER_HEAD>(p, sequence, token, head);
+    const RowParts parts = find_parts<HALF, HEAD_DIM, PER_HEAD>(p, sequence, token, head, slice + min(lane % LANES * 4, CHANNELS - 4));
     if (parts.first == parts.end || token >= queries.y) {
         wait_for_previous_kernel();  // or this kernel could end before the tiles, and what follows it in the stream start
         return;
     }
     for (int part = parts.first + threadIdx.x; part < parts.end; part += WARPS * 32) {
-        const i64 at = parts.at(part);
-        prefetch_l2(p.statistics + at * 2);
-        prefetch_l2(partial_at<HALF>(p.partial, at * HEAD_DIM + slice));
+        prefetch_l2(parts.ends(part));
+        prefetch_l2(parts.partial(part));
     }
     wait_for_previous_kernel();
     Joined x[VECTORS];
+    int offsets[VECTORS];
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) offsets[j] = further<4>(CHANNELS, j * 32, lane % LANES) * (HALF ? 2 : 4);
     for (int start = parts.first + warp * AT_ONCE; start < parts.end; start += WARPS * AT_ONCE * AHEAD) {
         float2 ml[AHEAD];
+        u32 words[AHEAD][VECTORS][HALF ? 2 : 4];
         float4 o[AHEAD][VECTORS];
+        parts.load(ml, words, start + lane / LANES, WARPS * AT_ONCE, offsets);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int part = start + i * WARPS * AT_ONCE + lane / LANES;
-            const i64 at = parts.at(part);
-            const bool real = part < parts.end;
-            ml[i] = real ? *reinterpret_cast<const float2*>(p.statistics + at * 2) : float2{neg_inf(), 0.0f};
 #pragma unroll
-            for (int j = 0; j < VECTORS; j++) {
-                o[i][j] = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (real) o[i][j] = load_four<HALF>(p.partial, at * HEAD_DIM + slice + min((j * 32 + lane % LANES) * 4, CHANNELS - 4));
-            }
+            for (int j = 0; j < VECTORS; j++) widen_words<HALF>(&o[i][j], words[i][j]);
         }
         add_partials<AHEAD, VECTORS>(x, ml, o);
     }

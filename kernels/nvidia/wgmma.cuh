@@ -82,13 +82,13 @@ __device__ __forceinline__ void warpgroup_values(float (*o)[4], const u32 (&a)[4
 #endif
 }
 
-// On E4M3: S[64, 64] = A[64, 32] B[64, 32]^T, added to S where `add`; both in rows along k.
-__device__ __forceinline__ void warpgroup_narrow_scores(float (*s)[4], u64 a, u64 b, int add) {
+// On E4M3: S[64, 64] = A[64, 32] B[64, 32]^T, added to S where `add`; B in rows along k.
+__device__ __forceinline__ void warpgroup_narrow_scores(float (*s)[4], const u32 (&a)[4], u64 b, int add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PA_C0_31
-                 "}, %32, %33, p, 1, 1;}"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PA_C0_31
+                 "}, {%32,%33,%34,%35}, %36, p, 1, 1;}"
                  : PA_SIXTEEN(s, 0), PA_SIXTEEN(s, 4)
-                 : "l"(a), "l"(b), "r"(add));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 #endif
 }
 

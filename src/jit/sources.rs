@@ -56,6 +56,7 @@ pub(super) const NVIDIA: &[(&str, &str)] = embed! {
     "nvidia/epilogue.cuh",
     "nvidia/gemm.cuh",
     "nvidia/helpers.cuh",
+    "nvidia/narrow_query.cuh",
     "nvidia/merge.cuh",
     "nvidia/narrow.cuh",
     "nvidia/pages.cuh",

@@ -26,7 +26,7 @@ struct Unit {
 inline std::vector<std::pair<std::string, std::string>> headers(const std::string& kernels) {
     std::vector<std::pair<std::string, std::string>> all;
     for (const char* name : {"args.h", "traits.cuh", "ptx.cuh", "pages.cuh", "wgmma.cuh", "gemm.cuh", "softmax.cuh", "pipeline.cuh", "epilogue.cuh",
-                             "merge.cuh", "direct.cuh", "cluster.cuh", "task.cuh", "helpers.cuh", "narrow.cuh", "tile.cuh", "plain.cuh",
+                             "merge.cuh", "direct.cuh", "cluster.cuh", "task.cuh", "helpers.cuh", "narrow_query.cuh", "narrow.cuh", "tile.cuh", "plain.cuh",
                              "reduce.cuh", "../common/args.h", "../common/records.h"}) {
         std::stringstream text;
         text << std::ifstream(kernels + "/nvidia/" + name).rdbuf();
