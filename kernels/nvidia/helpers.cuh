@@ -9,8 +9,11 @@
 
 namespace pa {
 
-// Registers of a thread of the group and of its helpers: together what 512 threads of 128 have.
-constexpr int WALK_REGISTERS = 184, HELPER_REGISTERS = 72;
+// Registers of a thread of the group, and of its helpers: what is left of those of 512 threads of 128.
+template <class T>
+constexpr int WALK_REGISTERS = T::PER_TOKEN ? 184 : 192;
+template <class T>
+constexpr int HELPER_REGISTERS = 256 - WALK_REGISTERS<T>;
 
 template <class T>
 __device__ __forceinline__ u32 next_stage(u32 stage, u32 ring) {
@@ -151,10 +154,10 @@ __device__ __forceinline__ void serve_group(const CudaTileArgs& p, const Task& t
         for (; loaded < end; loaded++) {
             const u32 stage = ring + loaded % T::STAGES * T::STAGE_BYTES;
             if (loaded < chunks) {
-                pages.advance(task, group, loaded, lane);
-                // Ahead of the others: ptxas has what follows another block's copies wait for them.
-                if constexpr (T::PER_TOKEN) scales.copy(p, task, pages, group, loaded, stage, thread);
-                copy_chunk<H>(p, task, pages, group, loaded, stage, thread);
+                // Scales first: ptxas has what follows another block's copies wait for them.
+                load_chunk<H>(p, task, pages, group, loaded, stage, thread, [&] {
+                    if constexpr (T::PER_TOKEN) scales.copy(p, task, pages, group, loaded, stage, thread);
+                });
             }
             copies_commit();
         }

@@ -114,13 +114,16 @@ __device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, 
     }
 }
 
-// Issues the copies of K and V of chunk `chunk` of a walker into a stage. Rows that no query attends become zeros, and are not read.
-template <class T>
-__device__ __forceinline__ void copy_chunk(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int walker, int chunk, u32 stage,
-                                           int thread) {
+// Issues the copies of chunk `chunk` of a walker into a stage, after what `ahead` issues. Rows that no query attends become zeros, and are not read.
+template <class T, class Ahead>
+__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, int walker, int chunk, u32 stage,
+                                           int thread, Ahead ahead) {
     constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES;
     static_assert(T::GROUP_THREADS % T::ROW_PIECES == 0 && T::CHUNK % ROWS_AT_ONCE == 0, "a thread keeps its piece of the rows");
+    const int lane = thread & 31;
     const int token = token_of<T>(task, walker, chunk);
+    pages.advance(task, walker, chunk, lane);
+    ahead();
     const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
     constexpr i64 BYTES = T::Kv::BYTES;
     const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES + piece * 16;
@@ -156,16 +159,7 @@ __device__ __forceinline__ void copy_chunk(const CudaTileArgs& p, const Task& ta
             copy16<T::ONCE>(stage + T::KV_BYTES + swizzled<T, true>(row, piece), v + page * p.value_stride.page * BYTES + in_page * v_token, owned);
         }
     }
-}
-
-// Issues all copies of the next chunk of a walker.
-template <class T>
-__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, int walker, int chunk, u32 stage,
-                                           int thread) {
-    pages.advance(task, walker, chunk, thread & 31);
-    copy_chunk<T>(p, task, pages, walker, chunk, stage, thread);
-    if constexpr (T::PER_TOKEN) {
-        const int token = token_of<T>(task, walker, chunk);
+    if constexpr (T::PER_TOKEN && !T::NARROW) {
         const int row = thread % T::CHUNK, t = token + row;
         const bool owned = t < task.end && t >= task.first_token;
         const i64 page = pages.page(chunk, token, row, owned);

@@ -29,7 +29,7 @@ __device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosi
 // What a group's helpers do.
 template <class T>
 __device__ __forceinline__ void help(const CudaTileArgs& p, u32 smem) {
-    release_registers<HELPER_REGISTERS>();
+    release_registers<HELPER_REGISTERS<T>>();
     const int helper = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 32 - T::THREADS, group = helper / T::HELPERS;
     const int thread = helper % T::HELPERS + threadIdx.x % 32;
     const GridPosition at = grid_position<T>(p);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     float* merge = reinterpret_cast<float*>(smem);
     if constexpr (T::HELPERS > 0) {
         if (threadIdx.x >= T::THREADS) return help<T>(p, smem_address(smem));
-        claim_registers<WALK_REGISTERS>();
+        claim_registers<WALK_REGISTERS<T>>();
     }
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
