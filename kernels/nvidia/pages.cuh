@@ -124,7 +124,9 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
     const int token = token_of<T>(task, walker, chunk);
     pages.advance(task, walker, chunk, lane);
     ahead();
-    const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
+    int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
+    // Or the compiler settles what follows from them once, in registers that helpers do not have.
+    if constexpr (T::NARROW) asm volatile("" : "+r"(piece), "+r"(row0));
     constexpr i64 BYTES = T::Kv::BYTES;
     const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES + piece * 16;
     const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES + piece * 16;
