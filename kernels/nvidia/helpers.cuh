@@ -147,6 +147,9 @@ __device__ __forceinline__ void serve_group(const CudaTileArgs& p, const Task& t
     if (chunks <= 0) return;
     PageIds<H> pages;
     pages.start(p, task, group, lane);
+    PieceBases bases = bases_of<H>(p, task, thread);
+    // Or the compiler settles them for every chunk anew, and that time is all copies'.
+    asm volatile("" : "+l"(bases.k), "+l"(bases.v));
     ScaleCopies<H> scales;
     if constexpr (T::PER_TOKEN) scales.start(p, task, thread);
     int loaded = 0, unit = LEAST_UNIT;
@@ -155,7 +158,7 @@ __device__ __forceinline__ void serve_group(const CudaTileArgs& p, const Task& t
             const u32 stage = ring + loaded % T::STAGES * T::STAGE_BYTES;
             if (loaded < chunks) {
                 // Scales first: ptxas has what follows another block's copies wait for them.
-                load_chunk<H>(p, task, pages, group, loaded, stage, thread, [&] {
+                load_chunk<H>(p, task, pages, bases, group, loaded, stage, thread, [&] {
                     if constexpr (T::PER_TOKEN) scales.copy(p, task, pages, group, loaded, stage, thread);
                 });
             }

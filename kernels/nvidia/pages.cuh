@@ -114,33 +114,45 @@ __device__ __forceinline__ void copy_rows(u32 stage, const u8* src, i64 stride, 
     }
 }
 
+// A thread's piece of the first row that it copies, of K and of V in page 0.
+struct PieceBases {
+    const u8 *k, *v;
+};
+
+template <class T>
+__device__ __forceinline__ PieceBases bases_of(const CudaTileArgs& p, const Task& task, int thread) {
+    const int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
+    auto base = [&](const void* cache, const Paged& stride) {
+        return static_cast<const u8*>(cache) + (task.head * stride.head + row0 * stride.token) * T::Kv::BYTES + piece * 16;
+    };
+    return {base(p.key, p.key_stride), base(p.value, p.value_stride)};
+}
+
 // Issues the copies of chunk `chunk` of a walker into a stage, after what `ahead` issues. Rows that no query attends become zeros, and are not read.
 template <class T, class Ahead>
-__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, int walker, int chunk, u32 stage,
-                                           int thread, Ahead ahead) {
+__device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, const PieceBases& bases, int walker, int chunk,
+                                           u32 stage, int thread, Ahead ahead) {
     constexpr int ROWS_AT_ONCE = T::GROUP_THREADS / T::ROW_PIECES;
     static_assert(T::GROUP_THREADS % T::ROW_PIECES == 0 && T::CHUNK % ROWS_AT_ONCE == 0, "a thread keeps its piece of the rows");
     const int lane = thread & 31;
     const int token = token_of<T>(task, walker, chunk);
     pages.advance(task, walker, chunk, lane);
     ahead();
-    int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
-    // Or the compiler settles what follows from them once, in registers that helpers do not have.
-    if constexpr (T::NARROW) asm volatile("" : "+r"(piece), "+r"(row0));
-    constexpr i64 BYTES = T::Kv::BYTES;
-    const u8* k = static_cast<const u8*>(p.key) + task.head * p.key_stride.head * BYTES + piece * 16;
-    const u8* v = static_cast<const u8*>(p.value) + task.head * p.value_stride.head * BYTES + piece * 16;
-    const i64 k_token = p.key_stride.token * BYTES, v_token = p.value_stride.token * BYTES;
     // Tokens that follow each other in a page.
     constexpr int RUN = T::PAGE_SIZE < T::CHUNK ? T::PAGE_SIZE : T::CHUNK;
+    int piece = thread % T::ROW_PIECES, row0 = thread / T::ROW_PIECES;
+    // Or the compiler settles what follows from them for each run once, in registers that helpers do not have.
+    if constexpr (T::NARROW && RUN < T::CHUNK) asm volatile("" : "+r"(piece), "+r"(row0));
+    constexpr i64 BYTES = T::Kv::BYTES;
+    const i64 k_token = p.key_stride.token * BYTES, v_token = p.value_stride.token * BYTES;
     if constexpr (PageIds<T>::WHOLE && RUN % ROWS_AT_ONCE == 0) {
         auto copy = [&](int first, int end) {
 #pragma unroll
             for (int run = 0; run < T::CHUNK; run += RUN) {
                 const i64 page = pages.page(chunk, token, run, true);
-                const int in_page = (RUN < T::PAGE_SIZE ? token % T::PAGE_SIZE : 0) + row0;
-                const u8* k_run = k + page * p.key_stride.page * BYTES + in_page * k_token;
-                const u8* v_run = v + page * p.value_stride.page * BYTES + in_page * v_token;
+                const int in_page = RUN < T::PAGE_SIZE ? token % T::PAGE_SIZE : 0;
+                const u8* k_run = bases.k + in_page * k_token + page * p.key_stride.page * BYTES;
+                const u8* v_run = bases.v + in_page * v_token + page * p.value_stride.page * BYTES;
                 copy_rows<T, false, ROWS_AT_ONCE, RUN>(stage, k_run, k_token, run, row0, piece, first, end);
                 copy_rows<T, true, ROWS_AT_ONCE, RUN>(stage + T::KV_BYTES, v_run, v_token, run, row0, piece, first, end);
             }
@@ -156,9 +168,9 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
             const int row = step + row0, t = token + row;
             const bool owned = t < task.end && t >= task.first_token;
             const i64 page = pages.page(chunk, token, row, owned);
-            const int in_page = u32(t) % u32(T::PAGE_SIZE);
-            copy16<T::ONCE>(stage + swizzled<T, false>(row, piece), k + page * p.key_stride.page * BYTES + in_page * k_token, owned);
-            copy16<T::ONCE>(stage + T::KV_BYTES + swizzled<T, true>(row, piece), v + page * p.value_stride.page * BYTES + in_page * v_token, owned);
+            const int in_page = int(u32(t) % u32(T::PAGE_SIZE)) - row0;
+            copy16<T::ONCE>(stage + swizzled<T, false>(row, piece), bases.k + in_page * k_token + page * p.key_stride.page * BYTES, owned);
+            copy16<T::ONCE>(stage + T::KV_BYTES + swizzled<T, true>(row, piece), bases.v + in_page * v_token + page * p.value_stride.page * BYTES, owned);
         }
     }
     if constexpr (T::PER_TOKEN && !T::NARROW) {

@@ -60,7 +60,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
     }
 #pragma unroll
     for (int stage = 0; stage < AHEAD; stage++) {
-        if (stage < chunks) load_chunk<T>(p, task, pages, walker, stage, ring + stage * T::STAGE_BYTES, thread, [] {});
+        if (stage < chunks) load_chunk<T>(p, task, pages, bases_of<T>(p, task, thread), walker, stage, ring + stage * T::STAGE_BYTES, thread, [] {});
         copies_commit();
     }
     prepare_query<T>(q, p, k_scale);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTil
         const u32 k = ring + stage * T::STAGE_BYTES, v = k + T::KV_BYTES;
         const int free_stage = stage == 0 ? T::STAGES - 1 : stage - 1;
         auto load_ahead = [&] {
-            if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, walker, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread, [] {});
+            if (chunk + AHEAD < chunks) load_chunk<T>(p, task, pages, bases_of<T>(p, task, thread), walker, chunk + AHEAD, ring + free_stage * T::STAGE_BYTES, thread, [] {});
             copies_commit();
         };
         Scores<T> s;
