@@ -144,6 +144,23 @@ __device__ __forceinline__ void reduce_few(const ReduceArgs& p) {
     }
 }
 
+// Adds what a lane has of every `step`-th partial result from slot `part` on, N of them at a time: as many as are waited for together.
+template <bool HALF, int N, int VECTORS>
+__device__ __forceinline__ void add_parts(Joined (&x)[VECTORS], const RowParts& parts, int start, int part, int step, const int (&offsets)[VECTORS]) {
+    for (; start < parts.end; start += N * step, part += N * step) {
+        float2 ml[N];
+        u32 words[N][VECTORS][HALF ? 2 : 4];
+        float4 o[N][VECTORS];
+        parts.load(ml, words, part, step, offsets);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+#pragma unroll
+            for (int j = 0; j < VECTORS; j++) widen_words<HALF>(&o[i][j], words[i][j]);
+        }
+        add_partials<N, VECTORS>(x, ml, o);
+    }
+}
+
 // Many partial results a row: WARPS warps take every WARPS-th, then meet; a block has one row, or a SPLIT-th of its channels: a warp reads SPLIT
 // partials at once then. Grid: x query rows of a sequence times SPLIT (token major), y query heads, z sequences.
 template <class Element, bool HALF, int HEAD_DIM, bool RAGGED, bool PER_HEAD, int WARPS, int SPLIT>
@@ -173,17 +190,11 @@ __device__ __forceinline__ void reduce_many(const ReduceArgs& p) {
     int offsets[VECTORS];
 #pragma unroll
     for (int j = 0; j < VECTORS; j++) offsets[j] = further<4>(CHANNELS, j * 32, lane % LANES) * (HALF ? 2 : 4);
-    for (int start = parts.first + warp * AT_ONCE; start < parts.end; start += WARPS * AT_ONCE * AHEAD) {
-        float2 ml[AHEAD];
-        u32 words[AHEAD][VECTORS][HALF ? 2 : 4];
-        float4 o[AHEAD][VECTORS];
-        parts.load(ml, words, start + lane / LANES, WARPS * AT_ONCE, offsets);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-#pragma unroll
-            for (int j = 0; j < VECTORS; j++) widen_words<HALF>(&o[i][j], words[i][j]);
-        }
-        add_partials<AHEAD, VECTORS>(x, ml, o);
+    const int start = parts.first + warp * AT_ONCE, part = start + lane / LANES, step = WARPS * AT_ONCE;
+    if (AHEAD > 4 && parts.end - parts.first <= 4 * step) {
+        add_parts<HALF, 4>(x, parts, start, part, step, offsets);
+    } else {
+        add_parts<HALF, AHEAD>(x, parts, start, part, step, offsets);
     }
     // The groups of lanes meet.
 #pragma unroll

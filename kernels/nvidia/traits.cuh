@@ -183,8 +183,8 @@ struct Traits {
 
     static __device__ __forceinline__ constexpr int merge_channel(int channel) { return PACKED ? channel + channel / 32 * 4 : channel; }
 
-    // By the shared memory of an SM of compute capability 9.0, of which each takes 1 KB more.
-    static constexpr u32 BLOCKS_AN_SM = (228 << 10) / (SMEM_BYTES + 1024);
+    // By the shared memory of an SM of compute capability 9.0, of which each takes 1 KB more; registers hold no third.
+    static constexpr u32 BLOCKS_AN_SM = (228 << 10) / (SMEM_BYTES + 1024) < 2 ? 1 : 2;
     // 16-bit products of other than packed FP8: the groups are merged out of their registers, and partial results are F16 (direct.cuh).
     static constexpr bool DIRECT = CLUSTER == 1 && !PACKED && M_TILES == 1 && OUT_TILES % (4 * GROUPS) == 0;
 
