@@ -96,6 +96,25 @@ __device__ __forceinline__ int further(int channels, int step, int lane) {
     return step == 0 ? 0 : min((step + lane) * N, channels - N) - min(lane * N, channels - N);
 }
 
+// Adds what a lane has of every `step`-th partial result from slot `part` on, N of them at a time, as many as are waited for together: pieces of WORDS
+// words, four channels to one of `x`.
+template <bool HALF, int WORDS, int N, int VECTORS, int PIECES>
+__device__ __forceinline__ void add_parts(Joined (&x)[PIECES], const RowParts& parts, int start, int part, int step, const int (&offsets)[VECTORS]) {
+    static_assert(PIECES * 4 == VECTORS * WORDS * (HALF ? 2 : 1), "four channels each");
+    for (; start < parts.end; start += N * step, part += N * step) {
+        float2 ml[N];
+        u32 words[N][VECTORS][WORDS];
+        float4 o[N][PIECES];
+        parts.load(ml, words, part, step, offsets);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) widen_words<HALF>(o[i] + v * (PIECES / VECTORS), words[i][v]);
+        }
+        add_partials<N, PIECES>(x, ml, o);
+    }
+}
+
 // Few partial results a row: 32 lanes have a row, or fewer where 16 bytes each are all of it. Grid: x blocks of a sequence's query rows (token
 // major, then heads), z sequences.
 template <class Element, bool HALF, int HEAD_DIM, bool RAGGED, bool PER_HEAD, int THREADS>
@@ -122,17 +141,11 @@ __device__ __forceinline__ void reduce_few(const ReduceArgs& p) {
     int offsets[VECTORS];
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) offsets[v] = further<N>(HEAD_DIM, v * LANES, lane) * (HALF ? 2 : 4);
-    for (int start = parts.first; start < parts.end; start += AHEAD) {
-        float2 ml[AHEAD];
-        u32 words[AHEAD][VECTORS][4];
-        float4 o[AHEAD][VECTORS * QUADS];
-        parts.load(ml, words, start, 1, offsets);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++) widen_words<HALF>(o[i] + v * QUADS, words[i][v]);
-        }
-        add_partials<AHEAD, VECTORS * QUADS>(x, ml, o);
+    // All at once where that is worth its registers: partial results in F32.
+    if (HALF || parts.end - parts.first <= AHEAD) {
+        add_parts<HALF, 4, AHEAD>(x, parts, parts.first, parts.first, 1, offsets);
+    } else {
+        add_parts<HALF, 4, 2 * AHEAD>(x, parts, parts.first, parts.first, 1, offsets);
     }
     const i64 query = queries.x + token;
     const i64 out = sequence * p.out_sequence + query * p.out_row + head * p.out_head;
@@ -141,23 +154,6 @@ __device__ __forceinline__ void reduce_few(const ReduceArgs& p) {
     for (int i = 0; i < VECTORS * QUADS; i++) {
         const int channel = (i / QUADS * LANES + lane) * N + i % QUADS * 4;
         if (channel < HEAD_DIM) store_output<Element>(p.out, out + channel, lse, p.sinks, head, x[i], channel == 0);
-    }
-}
-
-// Adds what a lane has of every `step`-th partial result from slot `part` on, N of them at a time: as many as are waited for together.
-template <bool HALF, int N, int VECTORS>
-__device__ __forceinline__ void add_parts(Joined (&x)[VECTORS], const RowParts& parts, int start, int part, int step, const int (&offsets)[VECTORS]) {
-    for (; start < parts.end; start += N * step, part += N * step) {
-        float2 ml[N];
-        u32 words[N][VECTORS][HALF ? 2 : 4];
-        float4 o[N][VECTORS];
-        parts.load(ml, words, part, step, offsets);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-#pragma unroll
-            for (int j = 0; j < VECTORS; j++) widen_words<HALF>(&o[i][j], words[i][j]);
-        }
-        add_partials<N, VECTORS>(x, ml, o);
     }
 }
 
@@ -192,9 +188,9 @@ __device__ __forceinline__ void reduce_many(const ReduceArgs& p) {
     for (int j = 0; j < VECTORS; j++) offsets[j] = further<4>(CHANNELS, j * 32, lane % LANES) * (HALF ? 2 : 4);
     const int start = parts.first + warp * AT_ONCE, part = start + lane / LANES, step = WARPS * AT_ONCE;
     if (AHEAD > 4 && parts.end - parts.first <= 4 * step) {
-        add_parts<HALF, 4>(x, parts, start, part, step, offsets);
+        add_parts<HALF, HALF ? 2 : 4, 4>(x, parts, start, part, step, offsets);
     } else {
-        add_parts<HALF, AHEAD>(x, parts, start, part, step, offsets);
+        add_parts<HALF, HALF ? 2 : 4, AHEAD>(x, parts, start, part, step, offsets);
     }
     // The groups of lanes meet.
 #pragma unroll
