@@ -35,7 +35,8 @@ struct NarrowState {
 template <class T>
 using NarrowScores = float[T::CHUNK / 8][4];
 
-// With token scales: what turns the scores of a lane's tokens 8n + 2t and the next into log2 units; with a softcap, K's scales alone.
+// With token scales: what turns the scores of a lane's tokens 8n + 2t and the next into log2 units; with a softcap, K's scales alone. A
+// scale times the row's own factor must be in F32.
 template <class T>
 struct TokenFactors {
     float2 each[T::PER_TOKEN ? T::CHUNK / 8 : 1];

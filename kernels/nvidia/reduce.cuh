@@ -44,13 +44,14 @@ __device__ __forceinline__ void widen_words(float4* o, const u32 (&x)[WORDS]) {
     }
 }
 
-// The partial results of a row that are to be merged. Once the tiles are over nothing may keep their loads waiting: addresses are an instruction each.
+// The partial results of a row that are to be merged. Once the tiles are over nothing may keep their loads waiting: an address is one product.
 struct RowParts {
-    int first, end;                       // slots
-    const u8 *partials, *statistics;      // slot 0's, partial results from the lane's first channel on
-    u32 partial_step, statistics_step;    // bytes from slot to slot
+    int first, end;                   // slots
+    const u8 *partials, *statistics;  // slot 0's, partial results from the lane's first channel on
+    u64 partial_step;                 // bytes from slot to slot
+    u32 statistics_step;
 
-    __device__ __forceinline__ const u8* partial(int part) const { return partials + u64(u32(part)) * partial_step; }
+    __device__ __forceinline__ const u8* partial(int part) const { return partials + u32(part) * partial_step; }
     __device__ __forceinline__ const u8* ends(int part) const { return statistics + u64(u32(part)) * statistics_step; }
 
     // N of them from slot `part` on, every `step`-th, up to the end: maximum and sum, and in words of WORDS each piece what is stored `offsets` bytes on.
@@ -84,9 +85,9 @@ __device__ __forceinline__ RowParts find_parts(const ReduceArgs& p, int sequence
     const u32 rows = u32(PER_HEAD ? 1 : p.kv_heads) * p.rows;
     RowParts parts = {info.first_slot, info.first_slot + (info.count > 1 ? info.count : 0),
                       reinterpret_cast<const u8*>(p.partial) + (row * HEAD_DIM + channel) * BYTES, reinterpret_cast<const u8*>(p.statistics) + row * 8,
-                      rows * (HEAD_DIM * BYTES), rows * 8};
+                      u64(rows) * (HEAD_DIM * BYTES), rows * 8};
     // Or the compiler takes these apart and settles them once for every load.
-    asm volatile("" : "+l"(parts.partials), "+l"(parts.statistics), "+r"(parts.partial_step), "+r"(parts.statistics_step));
+    asm volatile("" : "+l"(parts.partials), "+l"(parts.statistics), "+l"(parts.partial_step), "+r"(parts.statistics_step));
     return parts;
 }
 
