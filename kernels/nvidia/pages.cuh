@@ -128,6 +128,23 @@ __device__ __forceinline__ PieceBases bases_of(const CudaTileArgs& p, const Task
     return {base(p.key, p.key_stride), base(p.value, p.value_stride)};
 }
 
+// Copies the token scales of a chunk into its stage, one a thread of K's and of V's; zeros for tokens that no query attends.
+template <class T>
+__device__ __forceinline__ void copy_scales(const CudaTileArgs& p, const Task& task, const PageIds<T>& pages, int walker, int chunk, u32 stage,
+                                            int thread) {
+    const int token = token_of<T>(task, walker, chunk), row = thread % T::CHUNK, t = token + row;
+    const bool owned = t < task.end && t >= task.first_token;
+    const i64 page = pages.page(chunk, token, row, owned);
+    const u32 in_page = u32(t) % u32(T::PAGE_SIZE), dst = stage + 2 * T::KV_BYTES + row * 4;
+    auto copy = [&](u32 to, const void* scales, const Paged& stride) {
+        copy4(to, static_cast<const float*>(scales) + page * stride.page + task.head * stride.head + in_page * stride.token, owned);
+    };
+    // A thread copies one of K's or one of V's where there are enough.
+    constexpr bool ONE = T::GROUP_THREADS >= 2 * T::CHUNK;
+    if (thread < T::CHUNK) copy(dst, p.k_scale, p.k_scale_stride);
+    if (ONE ? thread >= T::CHUNK && thread < 2 * T::CHUNK : thread < T::CHUNK) copy(dst + T::SCALE_BYTES, p.v_scale, p.v_scale_stride);
+}
+
 // Issues the copies of chunk `chunk` of a walker into a stage, after what `ahead` issues. Rows that no query attends become zeros, and are not read.
 template <class T, class Ahead>
 __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& task, PageIds<T>& pages, const PieceBases& bases, int walker, int chunk,
@@ -173,19 +190,7 @@ __device__ __forceinline__ void load_chunk(const CudaTileArgs& p, const Task& ta
             copy16<T::ONCE>(stage + T::KV_BYTES + swizzled<T, true>(row, piece), bases.v + in_page * v_token + page * p.value_stride.page * BYTES, owned);
         }
     }
-    if constexpr (T::PER_TOKEN && !T::NARROW) {
-        const int row = thread % T::CHUNK, t = token + row;
-        const bool owned = t < task.end && t >= task.first_token;
-        const i64 page = pages.page(chunk, token, row, owned);
-        const u32 in_page = u32(t) % u32(T::PAGE_SIZE), dst = stage + 2 * T::KV_BYTES + row * 4;
-        auto copy = [&](u32 to, const void* scales, const Paged& stride) {
-            copy4(to, static_cast<const float*>(scales) + page * stride.page + task.head * stride.head + in_page * stride.token, owned);
-        };
-        // A thread copies one of K's or one of V's where there are enough.
-        constexpr bool ONE = T::GROUP_THREADS >= 2 * T::CHUNK;
-        if (thread < T::CHUNK) copy(dst, p.k_scale, p.k_scale_stride);
-        if (ONE ? thread >= T::CHUNK && thread < 2 * T::CHUNK : thread < T::CHUNK) copy(dst + T::SCALE_BYTES, p.v_scale, p.v_scale_stride);
-    }
+    if constexpr (T::PER_TOKEN && !T::NARROW) copy_scales<T>(p, task, pages, walker, chunk, stage, thread);
 }
 
 }  // namespace pa
