@@ -82,12 +82,12 @@ impl<'a> AppendAndAttend<'a> {
     }
 }
 
-/// Refuses k whose tokens are not q's rows.
+/// Refuses k and q that are not of the same tokens.
 fn check_rows(q: &Layout, k: &Layout) -> Result<()> {
     let rows: usize = q.dims().iter().rev().skip(2).product();
     if k.dims().first() != Some(&rows) {
         bail!(
-            "k: {} rows (shape {:?}), q has {rows} rows (shape {:?}): one for each new token",
+            "k: {} rows (shape {:?}) beside {rows} rows of q (shape {:?}): both have one for each new token",
             k.dims().first().unwrap_or(&0),
             k.dims(),
             q.dims()

@@ -79,7 +79,8 @@ fn is_walked_whole(shape: &Shape, arch: &Arch) -> bool {
     let request = shape.request();
     let free = Problem { plan_free: true, max_partitions: None, ..shape.problem(request.rows()) };
     let is_open = request.max_partitions.is_none() && request.workgroup_budget.is_none();
-    is_open && walks_whole_rows(&free, free.max_pages.saturating_mul(free.page_size), arch)
+    let most_tokens = free.max_pages.saturating_mul(free.page_size).min(request.max_context_len.unwrap_or(usize::MAX));
+    is_open && walks_whole_rows(&free, most_tokens, arch)
 }
 
 /// The arch of that name; `cuda`: of the GPU that is there.
@@ -164,4 +165,33 @@ fn panels(shape: &Shape, arch: &Arch, selection: &Selection) -> Result<Vec<Panel
         panel(&format!("before: proportional{}", used(Split::Proportional)), &before),
         panel(&format!("after: min-max{}", used(Split::MinMax)), &after),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_rows_of_wide_tables_are_walked_whole() {
+        let arch = Arch::sm90();
+        let walked = |context: &str| {
+            let line = [
+                "explain",
+                "--layout",
+                "nhd",
+                "--kv",
+                "fp8",
+                "--page-size",
+                "16",
+                "--batch",
+                "1",
+                "--table-tokens",
+                "131072",
+                "--context",
+                context,
+            ];
+            is_walked_whole(&Args::parse_from(line).shape.resolve(&arch).unwrap(), &arch)
+        };
+        assert!(walked("1024") && !walked("131072"));
+    }
 }

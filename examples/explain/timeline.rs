@@ -30,21 +30,21 @@ pub struct Timeline {
     pub sequences: usize,
 }
 
-/// Places of an NVIDIA GPU, and what they are: as many blocks on an SM as its shared memory holds, each with a KiB of its own beside, or the clusters that
-/// share a task.
+/// Places of an NVIDIA GPU, and what they are: as many blocks on an SM as its shared memory holds, each with a KiB of its own beside, but no third, for which
+/// there are no registers; or the clusters that share a task.
 fn blocks_at_once(arch: &Arch, selection: &Selection) -> (usize, String) {
-    let each = ((arch.lds_bytes + 1024) / (selection.lds_bytes + 1024)).max(1);
+    let each = ((arch.lds_bytes + 1024) / (selection.lds_bytes + 1024)).clamp(1, 2);
     let blocks = arch.compute_units.saturating_mul(each);
     match selection.key.cuda.map_or(1, |cut| cut.cluster) {
         1 if each == 1 => (blocks, "a SM".to_string()),
-        1 => (blocks, format!("one of the {each} blocks that a SM has shared memory for")),
-        cluster => ((blocks / cluster).max(1), format!("one of the clusters of {cluster} blocks that the GPU has shared memory for")),
+        1 => (blocks, format!("one of the {each} blocks that a SM has room for")),
+        cluster => ((blocks / cluster).max(1), format!("one of the clusters of {cluster} blocks that the GPU has room for")),
     }
 }
 
 impl Timeline {
     /// Every (slot, KV head, row group) is a workgroup. An AMD GPU has two places a compute unit, or one where workgroups have eight waves; an NVIDIA one
-    /// as many as there is shared memory for, or for the blocks that share a task; a CPU has a place a core of this machine.
+    /// as many as there is room for, or for the blocks that share a task; a CPU has a place a core of this machine.
     pub fn new(plan: &HostPlan, shape: &Shape, arch: &Arch, selection: &Selection) -> Self {
         let copies = shape.kv_heads.saturating_mul(selection.row_groups);
         let (places, place) = match arch.name {
@@ -91,17 +91,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_nvidia_gpu_has_the_places_that_its_shared_memory_has() {
+    fn an_nvidia_gpu_has_places_for_two_blocks_a_sm_at_most() {
         use candle_paged_attn::cache::{CacheLayout, KvDtype};
         use candle_paged_attn::registry::{Problem, select};
 
         let arch = Arch::sm90();
         let decode = Problem { layout: CacheLayout::Nhd, kv_dtype: KvDtype::Fp8, ..Problem::default() };
         let places = |p: Problem| blocks_at_once(&arch, &select(&p, &arch).unwrap());
-        assert_eq!(places(Problem { batch: 128, capacity: 264, ..decode.clone() }).0, 3 * 132);
+        assert_eq!(places(Problem { batch: 128, capacity: 264, ..decode.clone() }).0, 2 * 132);
         assert_eq!(places(Problem { capacity: 132, ..decode.clone() }), (132, "a SM".to_string()));
         let whole = places(Problem { batch: 1, plan_free: true, task_tiles: 8, ..decode });
-        assert_eq!(whole.0, 3 * 132 / 16, "{}", whole.1);
+        assert_eq!(whole.0, 2 * 132 / 16, "{}", whole.1);
     }
 
     #[test]

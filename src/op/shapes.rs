@@ -37,7 +37,7 @@ impl Shapes {
     pub fn new(call: &Call<'_>) -> Result<Self> {
         let options = &call.options;
         let (dims, kv_dtype) = cache_dims(call.key, call.value, options)?;
-        let (rows, q_heads, query_batch) = query_dims(call.q, dims)?;
+        let (rows, q_heads, query_batch) = query_dims(call.q, dims, kv_dtype)?;
         let (batch, max_pages, per_head) = table_dims(call.block_tables, call.context_lens, dims)?;
         check_batch(rows, query_batch, batch, call.q.layout, options)?;
         let scales = check_scales(kv_dtype, dims, options)?;
@@ -107,7 +107,7 @@ fn cache_dims(key: Meta<'_>, value: Meta<'_>, options: &Options<'_>) -> Result<(
 }
 
 /// Rows, query heads and, for a 4-D q, its batch.
-fn query_dims(q: Meta<'_>, dims: CacheDims) -> Result<(usize, usize, Option<usize>)> {
+fn query_dims(q: Meta<'_>, dims: CacheDims, kv_dtype: KvDtype) -> Result<(usize, usize, Option<usize>)> {
     check_query_dtype("q", q.dtype)?;
     let (rows, q_heads, head_dim, batch) = match *q.layout.dims() {
         [rows, heads, d] => (rows, heads, d, None),
@@ -118,11 +118,13 @@ fn query_dims(q: Meta<'_>, dims: CacheDims) -> Result<(usize, usize, Option<usiz
         _ => bail!("q: expected [rows, q_heads, head_dim] or [batch, query_len, q_heads, head_dim], got {:?}", q.layout.dims()),
     };
     if head_dim != dims.head_dim {
-        bail!("q: head_dim {head_dim} differs from the cache's {}", dims.head_dim)
+        let bytes = if kv_dtype == KvDtype::Mxfp4 { " (a U8 cache is MXFP4, two channels a byte; FP8 is F8E4M3)" } else { "" };
+        bail!("q: head_dim {head_dim} differs from the cache's {}{bytes}", dims.head_dim)
     }
     if q_heads == 0 || !q_heads.is_multiple_of(dims.kv_heads) {
         bail!(
-            "q: {q_heads} query heads are not a multiple of the cache's {} KV heads (shape {:?}, read as [.., q_heads, head_dim])",
+            "q: {q_heads} query heads are not a multiple of the cache's {} KV heads (q's shape {:?}, read as [.., q_heads, head_dim]; the call's \
+             layout says which dimension of the cache its heads are)",
             dims.kv_heads,
             q.layout.dims()
         )
