@@ -175,22 +175,8 @@ mod tests {
     fn short_rows_of_wide_tables_are_walked_whole() {
         let arch = Arch::sm90();
         let walked = |context: &str| {
-            let line = [
-                "explain",
-                "--layout",
-                "nhd",
-                "--kv",
-                "fp8",
-                "--page-size",
-                "16",
-                "--batch",
-                "1",
-                "--table-tokens",
-                "131072",
-                "--context",
-                context,
-            ];
-            is_walked_whole(&Args::parse_from(line).shape.resolve(&arch).unwrap(), &arch)
+            let line = format!("explain --layout nhd --kv fp8 --page-size 16 --batch 1 --table-tokens 131072 --context {context}");
+            is_walked_whole(&Args::parse_from(line.split_whitespace()).shape.resolve(&arch).unwrap(), &arch)
         };
         assert!(walked("1024") && !walked("131072"));
     }

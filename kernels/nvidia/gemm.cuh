@@ -21,7 +21,6 @@ struct Query {
 // First of the two channels that a lane's A fragment holds in k-step `step`, low or high half.
 template <class T>
 __device__ __forceinline__ int query_channel(int step, int half, int t) {
-    if constexpr (T::NARROW) return 16 * step + 4 * t + 2 * half;
     return T::FP8 ? 16 * (t + 4 * (step / 4)) + 4 * (step % 4) + 2 * half : 16 * step + 8 * half + 2 * t;
 }
 

@@ -91,10 +91,11 @@ __device__ __forceinline__ RowParts find_parts(const ReduceArgs& p, int sequence
     return parts;
 }
 
-// How far `step` pieces of N channels on from a lane's first one its next is; past `channels` the last one again.
-template <int N>
-__device__ __forceinline__ int further(int channels, int step, int lane) {
-    return step == 0 ? 0 : min((step + lane) * N, channels - N) - min(lane * N, channels - N);
+// How many bytes on from a lane's first piece of N channels its others are, LANES pieces apart; past CHANNELS the last one again.
+template <bool HALF, int N, int CHANNELS, int LANES, int VECTORS>
+__device__ __forceinline__ void find_pieces(int (&offsets)[VECTORS], int lane) {
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) offsets[v] = (min((v * LANES + lane) * N, CHANNELS - N) - min(lane * N, CHANNELS - N)) * (HALF ? 2 : 4);
 }
 
 // Adds what a lane has of every `step`-th partial result from slot `part` on, N of them at a time, as many as are waited for together: pieces of WORDS
@@ -140,8 +141,7 @@ __device__ __forceinline__ void reduce_few(const ReduceArgs& p) {
     if (parts.first == parts.end) return;
     Joined x[VECTORS * QUADS];
     int offsets[VECTORS];
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) offsets[v] = further<N>(HEAD_DIM, v * LANES, lane) * (HALF ? 2 : 4);
+    find_pieces<HALF, N, HEAD_DIM, LANES>(offsets, lane);
     // All at once where that is worth its registers: partial results in F32.
     if (HALF || parts.end - parts.first <= AHEAD) {
         add_parts<HALF, 4, AHEAD>(x, parts, parts.first, parts.first, 1, offsets);
@@ -185,8 +185,7 @@ __device__ __forceinline__ void reduce_many(const ReduceArgs& p) {
     wait_for_previous_kernel();
     Joined x[VECTORS];
     int offsets[VECTORS];
-#pragma unroll
-    for (int j = 0; j < VECTORS; j++) offsets[j] = further<4>(CHANNELS, j * 32, lane % LANES) * (HALF ? 2 : 4);
+    find_pieces<HALF, 4, CHANNELS, LANES>(offsets, lane % LANES);
     const int start = parts.first + warp * AT_ONCE, part = start + lane / LANES, step = WARPS * AT_ONCE;
     if (AHEAD > 4 && parts.end - parts.first <= 4 * step) {
         add_parts<HALF, HALF ? 2 : 4, 4>(x, parts, start, part, step, offsets);
