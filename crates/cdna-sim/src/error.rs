@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use sim_memory::OutOfBounds;
+
 /// Where in a launch an execution error happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
@@ -45,17 +47,8 @@ pub enum Fault {
         load_address: u64,
     },
     /// A global access that no live allocation contains.
-    #[error("global {access} of {bytes} bytes at {address:#x} is outside every live allocation{near}")]
-    GlobalOutOfBounds {
-        /// `load`, `store` or `atomic`.
-        access: &'static str,
-        /// The address.
-        address: u64,
-        /// Bytes accessed.
-        bytes: usize,
-        /// The nearest allocation below, in words; may be empty.
-        near: String,
-    },
+    #[error(transparent)]
+    GlobalOutOfBounds(#[from] OutOfBounds),
     /// A constant or scratch access outside its segment.
     #[error("{segment} access of {bytes} bytes at offset {offset:#x} is outside the segment's {size} bytes")]
     SegmentOutOfBounds {

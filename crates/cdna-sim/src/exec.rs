@@ -6,6 +6,8 @@ mod memory;
 pub mod scalar;
 mod vector;
 
+use sim_memory::OutOfBounds;
+
 use crate::counters::Counters;
 use crate::error::Fault;
 use crate::lds::{Lds, LdsFault};
@@ -46,6 +48,10 @@ type Step = Result<(), Stop>;
 
 fn fault(fault: Fault) -> Stop {
     (Box::new(fault), None)
+}
+
+fn stray(access: OutOfBounds, lane: Option<usize>) -> Stop {
+    (Box::new(access.into()), lane)
 }
 
 fn unsupported(what: impl Into<String>) -> Stop {

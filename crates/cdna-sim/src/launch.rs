@@ -10,11 +10,11 @@ use crate::elf::{CodeObject, KernelInfo};
 use crate::error::{Error, Fault, Result, Site};
 use crate::exec::{Env, Group, Stop, run};
 use crate::lds::Lds;
-use crate::mem::{Map, Memory, View};
 use crate::operand::{AGPR, EXEC, Regs, VGPR};
 use crate::program::{Inst, Program};
 use crate::trace::{Recorder, Trace};
 use crate::wave::{Mode, State, Wave};
+use sim_memory::{Map, Memory, View};
 
 /// A code object ready to run: its program, and its image in memory.
 pub struct Module {

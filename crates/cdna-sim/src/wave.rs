@@ -1,10 +1,10 @@
 //! A wave's registers.
 
 use crate::exec::lanes::Row;
-use crate::mem::View;
 use crate::operand::{EXEC, VCC};
 use crate::program::ScalarSrc;
 use crate::waits::Waits;
+use sim_memory::View;
 
 /// Floating-point mode bits that change results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

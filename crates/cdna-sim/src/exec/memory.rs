@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Env, Group, Step, Stop, fault, lds_fault, unsupported};
+use super::{Env, Group, Step, Stop, fault, lds_fault, stray, unsupported};
 use crate::error::Fault;
 use crate::exec::lanes::Row;
 use crate::lds::{Access, Lds};
@@ -27,7 +27,7 @@ pub fn scalar_load(wave: &mut Wave, group: &mut Group, kind: &Kind) -> Step {
     for i in 0..dst.count {
         let at = u64::from(i) * 4;
         let inside = records.is_none_or(|records| (relative & !3) + at + 4 <= records);
-        let word = if inside { u32::from_le_bytes(wave.view.load(address.wrapping_add(at)).map_err(|e| (e, None))?) } else { 0 };
+        let word = if inside { u32::from_le_bytes(wave.view.load(address.wrapping_add(at)).map_err(|e| stray(e, None))?) } else { 0 };
         wave.s[usize::from(dst.first + i)] = word;
     }
     wave.waits.issue(Counter::Scalar, wave.pc as u32, dst);
@@ -494,7 +494,7 @@ fn load_dwords<const N: usize, const BYTES: usize>(wave: &mut Wave, mem: &Mem, e
     let Wave { v, view, .. } = wave;
     let rows = &mut v[usize::from(mem.dst)..usize::from(mem.dst) + N];
     for lane in lanes(exec) {
-        let data: [u8; BYTES] = view.load(addresses[lane]).map_err(|e| (e, Some(lane)))?;
+        let data: [u8; BYTES] = view.load(addresses[lane]).map_err(|e| stray(e, Some(lane)))?;
         let (words, _) = data.as_chunks::<4>();
         for (row, &word) in rows.iter_mut().zip(words) {
             row[lane] = u32::from_le_bytes(word);
@@ -536,7 +536,7 @@ fn load(wave: &mut Wave, env: &Env, scratch: bool, t: Target, bytes: usize, lane
         data[..bytes].copy_from_slice(&wave.scratch[scratch_range(env, t.address, bytes, lane)?]);
         return Ok(data);
     }
-    let at = |e| (e, Some(lane));
+    let at = |e| stray(e, Some(lane));
     match t.valid {
         16 => data = wave.view.load(t.address).map_err(at)?,
         8 => data[..8].copy_from_slice(&wave.view.load::<8>(t.address).map_err(at)?),
@@ -558,7 +558,7 @@ fn store(wave: &mut Wave, env: &Env, scratch: bool, t: Target, data: &[u8], lane
     if data.is_empty() {
         return Ok(());
     }
-    wave.view.store(t.address, data).map_err(|e| (e, Some(lane)))
+    wave.view.store(t.address, data).map_err(|e| stray(e, Some(lane)))
 }
 
 fn atomic(wave: &mut Wave, mem: &Mem, op: AtomicOp, bytes: u16, returns: bool, lane: usize) -> Step {
@@ -575,7 +575,7 @@ fn atomic(wave: &mut Wave, mem: &Mem, op: AtomicOp, bytes: u16, returns: bool, l
         if t.address % u64::from(bytes) != 0 {
             return Err(fault(Fault::Unsupported(format!("unaligned atomic at {:#x}", t.address))));
         }
-        old = wave.view.update(t.address, bytes, |old| modify(op, bytes, old, operand, compare)).map_err(|e| (e, Some(lane)))?;
+        old = wave.view.update(t.address, bytes, |old| modify(op, bytes, old, operand, compare)).map_err(|e| stray(e, Some(lane)))?;
     }
     if returns {
         set_number(wave, usize::from(mem.dst), lane, bytes, old);

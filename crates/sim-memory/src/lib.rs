@@ -1,11 +1,23 @@
-//! Device memory: live allocations of real host memory, and checked access to them.
+//! Device memory of the GPU simulators: live allocations of real host memory, and checked access to them.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-use crate::error::Fault;
+/// An access that no live allocation contains.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("global {access} of {bytes} bytes at {address:#x} is outside every live allocation{near}")]
+pub struct OutOfBounds {
+    /// `load`, `store` or `atomic`.
+    pub access: &'static str,
+    /// The address.
+    pub address: u64,
+    /// Bytes accessed.
+    pub bytes: usize,
+    /// The nearest allocation below, in words; may be empty.
+    pub near: String,
+}
 
 /// Alignment of allocations, as the HIP runtime's.
 const ALIGN: usize = 256;
@@ -132,7 +144,7 @@ impl View {
 
     /// Checks that `address..address + bytes` lies in one allocation.
     #[inline]
-    pub fn check(&mut self, address: u64, bytes: usize, access: &'static str) -> Result<(), Box<Fault>> {
+    pub fn check(&mut self, address: u64, bytes: usize, access: &'static str) -> Result<(), OutOfBounds> {
         let end = address.wrapping_add(bytes as u64);
         if address >= self.hit.0 && end <= self.hit.1 && address <= end {
             return Ok(());
@@ -141,7 +153,7 @@ impl View {
     }
 
     #[cold]
-    fn find(&mut self, address: u64, end: u64, bytes: usize, access: &'static str) -> Result<(), Box<Fault>> {
+    fn find(&mut self, address: u64, end: u64, bytes: usize, access: &'static str) -> Result<(), OutOfBounds> {
         let after = self.map.partition_point(|&(start, _)| start <= address);
         if let Some(&range) = after.checked_sub(1).and_then(|i| self.map.get(i))
             && end <= range.1
@@ -156,12 +168,12 @@ impl View {
             }
             _ => String::new(),
         };
-        Err(Box::new(Fault::GlobalOutOfBounds { access, address, bytes, near }))
+        Err(OutOfBounds { access, address, bytes, near })
     }
 
     /// Loads up to 4 dwords' worth of bytes.
     #[inline]
-    pub fn load<const N: usize>(&mut self, address: u64) -> Result<[u8; N], Box<Fault>> {
+    pub fn load<const N: usize>(&mut self, address: u64) -> Result<[u8; N], OutOfBounds> {
         self.check(address, N, "load")?;
         // SAFETY: the range lies in a live allocation; arrays of bytes have no alignment.
         Ok(unsafe { std::ptr::read(address as *const [u8; N]) })
@@ -169,7 +181,7 @@ impl View {
 
     /// Stores bytes.
     #[inline]
-    pub fn store(&mut self, address: u64, data: &[u8]) -> Result<(), Box<Fault>> {
+    pub fn store(&mut self, address: u64, data: &[u8]) -> Result<(), OutOfBounds> {
         self.check(address, data.len(), "store")?;
         // SAFETY: the range lies in a live allocation that no Rust reference covers while a launch runs.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
@@ -177,7 +189,7 @@ impl View {
     }
 
     /// Replaces the 4 or 8 bytes at an aligned address by `f` of them, atomically, and returns what was there.
-    pub fn update(&mut self, address: u64, bytes: u16, f: impl Fn(u64) -> u64) -> Result<u64, Box<Fault>> {
+    pub fn update(&mut self, address: u64, bytes: u16, f: impl Fn(u64) -> u64) -> Result<u64, OutOfBounds> {
         self.check(address, bytes.into(), "atomic")?;
         if bytes == 4 {
             // SAFETY: the range lies in a live allocation and the address is aligned.
@@ -201,7 +213,7 @@ mod tests {
         let a = memory.upload(&[1, 2, 3, 4, 5]).unwrap();
         let mut view = View::new(memory.map());
         assert_eq!(view.load::<4>(a + 1).unwrap(), [2, 3, 4, 5]);
-        assert!(matches!(*view.load::<4>(a + 2).unwrap_err(), Fault::GlobalOutOfBounds { access: "load", bytes: 4, .. }));
+        assert!(matches!(view.load::<4>(a + 2).unwrap_err(), OutOfBounds { access: "load", bytes: 4, .. }));
         assert!(view.store(a.wrapping_sub(1), &[0]).is_err());
         assert!(view.load::<4>(u64::MAX - 1).is_err());
         assert!(memory.free(a) && !memory.free(a) && memory.live() == 0);
