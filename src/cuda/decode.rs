@@ -25,7 +25,7 @@ use crate::op::call::Meta;
 use crate::op::locks::Locks;
 use crate::op::{CallSummary, PagedDecode};
 use crate::options::{KvScale, PlanChoice};
-use crate::registry::{self, ScaleMode, block_rows};
+use crate::registry::{self, ScaleMode};
 
 /// A tensor's storage with its layout.
 pub(crate) type Operand<'a> = (&'a CudaStorage, &'a Layout);
@@ -341,7 +341,7 @@ impl Checked<'_> {
 
     /// Query rows that a (slot, KV head) has room for.
     fn slot_rows(&self) -> usize {
-        self.decided.selection.row_groups * block_rows(&self.decided.selection.key)
+        specialize::slot_rows(&self.decided.selection)
     }
 
     /// A scale's address and strides; a number is put on the device. One factor beside a side that has a scale per token is every token's, by strides

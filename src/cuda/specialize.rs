@@ -63,16 +63,15 @@ pub struct ReducerCut {
     pub f16: bool,
 }
 
-#[cfg(feature = "cuda")]
 impl ReducerCut {
     /// Threads of a block.
-    pub(crate) fn threads(&self) -> usize {
+    pub fn threads(&self) -> usize {
         if self.warps == 1 { 256 } else { self.warps * 32 }
     }
 
     /// The grid's x and y for sequences of `query_len` query rows of `q_heads`: with one warp a row a block has as many rows as its lanes can take
     /// 16 bytes each, or 32 a row.
-    pub(crate) fn grid(&self, query_len: usize, q_heads: usize, head_dim: usize) -> [usize; 2] {
+    pub fn grid(&self, query_len: usize, q_heads: usize, head_dim: usize) -> [usize; 2] {
         if self.warps > 1 {
             return [query_len.saturating_mul(self.split), q_heads];
         }
@@ -86,12 +85,17 @@ pub fn leaves_f16(selection: &Selection) -> bool {
     registry::leaves_f16(&selection.key)
 }
 
+/// Query rows that the partial results of each (slot, KV head) of a call have room for.
+pub fn slot_rows(selection: &Selection) -> usize {
+    selection.row_groups * block_rows(&selection.key)
+}
+
 /// Blocks that share the channels of a row where any do.
 pub const REDUCER_SPLIT: usize = 4;
 
 /// The cut for `rows` (sequence, query token, query head) of up to `partials` partial results each: blocks share channels where most of the SMs
 /// would be idle without that.
-pub(crate) fn reducer_cut(partials: usize, rows: usize, selection: &Selection, sms: usize) -> ReducerCut {
+pub fn reducer_cut(partials: usize, rows: usize, selection: &Selection, sms: usize) -> ReducerCut {
     let head_dim = selection.key.head_dim;
     let warps = reducer_warps(partials);
     let divides = head_dim.is_power_of_two() && (64..=512).contains(&head_dim);

@@ -1,6 +1,6 @@
 //! The way to a code object: cache, else compiler, once a process.
 
-use candle::Error;
+use candle::{Error, bail};
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -131,6 +131,19 @@ impl Compiler {
             }
         }
         code
+    }
+
+    /// The PTX of `spec`, the virtual instructions that NVIDIA's code is assembled from, for tools that read or execute them. Compiled anew by every call;
+    /// the cache holds code objects alone.
+    ///
+    /// # Errors
+    /// An AMD arch, no NVRTC, or a kernel that does not compile, with the compiler's messages.
+    pub fn ptx(&self, spec: &Specialization) -> candle::Result<String> {
+        let root = spec.check()?;
+        match self.toolchain(spec.arch).map_err(Error::msg)? {
+            Toolchain::Nvrtc(nvrtc) => nvrtc.ptx(spec, root).map_err(Error::msg),
+            Toolchain::Clang(_) => bail!("jit: {} is for {}, whose kernels are never PTX", spec.kernel, spec.arch),
+        }
     }
 
     /// That there is no entry, and where it would be. Kernels of one name differ in macros: those that are not 0 are told.

@@ -28,6 +28,8 @@ struct Functions {
     log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     code_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
     code: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    ptx: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
 }
 
 /// A library that was opened and is new enough.
@@ -77,6 +79,8 @@ impl Nvrtc {
                 log: symbol(&library, "nvrtcGetProgramLog")?,
                 code_size: symbol(&library, "nvrtcGetCUBINSize")?,
                 code: symbol(&library, "nvrtcGetCUBIN")?,
+                ptx_size: symbol(&library, "nvrtcGetPTXSize")?,
+                ptx: symbol(&library, "nvrtcGetPTX")?,
             };
             (version, functions)
         };
@@ -93,6 +97,18 @@ impl Nvrtc {
 
     /// Compiles to a CUBIN.
     pub fn compile(&self, spec: &Specialization, root: &str) -> Result<Vec<u8>, String> {
+        let program = self.program(spec, root, &spec.arguments())?;
+        program.code().ok_or_else(|| format!("jit: {} gave no code for {}", self.version, spec.kernel))
+    }
+
+    /// Compiles to PTX.
+    pub fn ptx(&self, spec: &Specialization, root: &str) -> Result<String, String> {
+        let program = self.program(spec, root, &spec.ptx_arguments())?;
+        program.ptx().ok_or_else(|| format!("jit: {} gave no PTX for {}", self.version, spec.kernel))
+    }
+
+    /// The program of `spec`, compiled with `options`.
+    fn program(&self, spec: &Specialization, root: &str, options: &[String]) -> Result<Handle, String> {
         let c_string = |text: &str| CString::new(text).map_err(|_| format!("jit: a zero byte in {text:?}"));
         let (mut names, mut texts) = (vec![], vec![]);
         for (name, text) in headers() {
@@ -102,7 +118,7 @@ impl Nvrtc {
         let source =
             NVIDIA.iter().find(|(path, _)| *path == root).map(|(_, text)| *text).ok_or_else(|| format!("jit: no source {root}"))?;
         let (source, name) = (c_string(source)?, c_string(&format!("kernels/{root}"))?);
-        let options = spec.arguments().iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
+        let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
         let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
         let (names, texts, flags) = (pointers(&names), pointers(&texts), pointers(&options));
         let mut program = Handle { functions: self.functions, program: null_mut() };
@@ -120,7 +136,7 @@ impl Nvrtc {
             let shown: String = said.trim().chars().take(SHOWN).collect();
             return Err(format!("jit: {} cannot compile {} for {}: error {compiled}\n{shown}", self.version, spec.kernel, spec.arch));
         }
-        program.code().ok_or_else(|| format!("jit: {} gave no code for {}", self.version, spec.kernel))
+        Ok(program)
     }
 }
 
@@ -172,12 +188,18 @@ impl Handle {
     fn log(&self) -> String {
         // SAFETY: the functions are a pair of size and contents.
         let log = unsafe { self.read(self.functions.log_size, self.functions.log) };
-        log.map(|bytes| String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string()).unwrap_or_default()
+        log.map(|bytes| text(&bytes)).unwrap_or_default()
     }
 
     fn code(&self) -> Option<Vec<u8>> {
         // SAFETY: the functions are a pair of size and contents.
         unsafe { self.read(self.functions.code_size, self.functions.code) }.filter(|code| !code.is_empty())
+    }
+
+    fn ptx(&self) -> Option<String> {
+        // SAFETY: the functions are a pair of size and contents.
+        let ptx = unsafe { self.read(self.functions.ptx_size, self.functions.ptx) };
+        ptx.map(|bytes| text(&bytes)).filter(|ptx| !ptx.is_empty())
     }
 
     /// # Safety
@@ -197,6 +219,11 @@ impl Handle {
             (contents(self.program, text.as_mut_ptr().cast()) == 0).then_some(text)
         }
     }
+}
+
+/// What NVRTC writes with a zero behind.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end_matches('\0').to_string()
 }
 
 impl Drop for Handle {

@@ -37,7 +37,16 @@ impl Specialization {
 
     /// What the compiler is called with, input and output apart: with the sources all that its result depends on.
     pub(super) fn arguments(&self) -> Vec<String> {
-        let mut arguments = if self.arch.is_cuda() { nvrtc_arguments(self.arch) } else { clang_arguments(self.arch) };
+        self.arguments_after(if self.arch.is_cuda() { nvrtc_arguments(self.arch, "sm") } else { clang_arguments(self.arch) })
+    }
+
+    /// What NVRTC is called with for PTX in place of code.
+    pub(super) fn ptx_arguments(&self) -> Vec<String> {
+        self.arguments_after(nvrtc_arguments(self.arch, "compute"))
+    }
+
+    /// `arguments` of every kernel for the arch, then this one's.
+    fn arguments_after(&self, mut arguments: Vec<String>) -> Vec<String> {
         arguments.extend(self.options.iter().cloned());
         arguments.push(format!("-DPA_KERNEL={}", self.kernel));
         arguments.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
@@ -65,11 +74,12 @@ fn clang_arguments(arch: ArchName) -> Vec<String> {
     fixed.map(String::from).into_iter().chain([format!("--offload-arch={arch}")]).collect()
 }
 
-fn nvrtc_arguments(arch: ArchName) -> Vec<String> {
+/// `kind`: `sm` for code, `compute` for PTX.
+fn nvrtc_arguments(arch: ArchName, kind: &str) -> Vec<String> {
     // The warpgroup products of Hopper are no part of what later archs run.
     let target = match arch {
-        ArchName::Sm90 => "sm_90a".to_string(),
-        other => other.to_string().replace("sm", "sm_"),
+        ArchName::Sm90 => format!("{kind}_90a"),
+        other => other.to_string().replace("sm", &format!("{kind}_")),
     };
     vec![format!("--gpu-architecture={target}"), "--std=c++17".into()]
 }

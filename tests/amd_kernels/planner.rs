@@ -1,13 +1,13 @@
 //! The device planner gives the host planner's records.
 
-use candle_paged_attn::plan::{HostPlan, PlanRequest, PlannerBlock, Split, batch_bucket};
+use candle_paged_attn::plan::{HostPlan, PlannerBlock, Split, batch_bucket};
 use candle_paged_attn::registry::Arch;
 use cdna_sim::{Counters, Memory, Module};
-use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rayon::prelude::*;
+use testkit::plans::{Batch, plan_of};
 
-use crate::build::{Args, bytes, launch, module, upload, words};
+use crate::build::{launch, module, upload, words};
 use crate::require_clang;
 
 /// Planners for up to these many rows.
@@ -32,82 +32,15 @@ fn planner_of(plans: &Arch, arch: &str, bucket: usize, split: Split, ragged: boo
     module("plan", arch, &defines)
 }
 
-/// A batch, with per-head tables `heads_per_row` plan rows a sequence.
-struct Batch {
-    lens: Vec<i32>,
-    /// One for all, or one a sequence.
-    queries: Vec<usize>,
-    heads_per_row: usize,
-    kv_heads: usize,
-    window: Option<usize>,
-    max_partitions: Option<usize>,
-    budget: Option<usize>,
-}
-
-impl Batch {
-    fn random(rng: &mut StdRng, most: usize) -> Self {
-        let heads_per_row = *[1, 1, 1, 2, 3].choose(rng).unwrap();
-        let per_head = heads_per_row > 1;
-        let sequences = rng.random_range(0..=most / heads_per_row);
-        let sequences = if rng.random_bool(0.3) { sequences.min(4) } else { sequences };
-        let extreme = rng.random_bool(0.3);
-        let longest = *[300, 4096, 32768, 1 << 20].choose(rng).unwrap();
-        let len = |rng: &mut StdRng| match rng.random_range(0..10) {
-            0 if extreme => *[0, -1, i32::MAX, i32::MIN, i32::MAX - 255, 1].choose(rng).unwrap(),
-            1 if extreme => i32::MAX - rng.random_range(0..1000),
-            2 => rng.random_range(0..longest) / 256 * 256,
-            _ => rng.random_range(0..=longest),
-        };
-        let lens = (0..sequences * heads_per_row).map(|_| len(rng)).collect();
-        let queries = match rng.random_bool(0.5) {
-            true => (0..sequences).map(|_| *[0, 0, 1, 1, 4, 8, 700].choose(rng).unwrap()).collect(),
-            false => vec![rng.random_range(0..=8)],
-        };
-        let option = |rng: &mut StdRng, values: &[usize]| *values.choose(rng).unwrap();
-        let window = [None, None, Some(option(rng, &[1, 100, 256, 1000, 5000, i32::MAX as usize]))].choose(rng).copied().unwrap();
-        let max_partitions = [None, None, Some(option(rng, &[1, 2, 3, 7, 64]))].choose(rng).copied().unwrap();
-        let budget = [None, Some(option(rng, &[1, 64, 511, 512, 4000]))].choose(rng).copied().unwrap();
-        Self { lens, queries, heads_per_row, kv_heads: if per_head { 1 } else { rng.random_range(1..=8) }, window, max_partitions, budget }
-    }
-
-    fn ragged(&self) -> bool {
-        self.queries.len() != 1
-    }
-
-    /// New tokens by plan row.
-    fn query_lens(&self) -> Vec<usize> {
-        match self.ragged() {
-            true => self.queries.iter().flat_map(|&n| std::iter::repeat_n(n, self.heads_per_row)).collect(),
-            false => self.queries.clone(),
-        }
-    }
-
-    fn request<'a>(&'a self, query_lens: &'a [usize]) -> PlanRequest<'a> {
-        let limits = PlanRequest::new(&self.lens, query_lens, self.kv_heads);
-        PlanRequest { window: self.window, max_partitions: self.max_partitions, workgroup_budget: self.budget, ..limits }
-    }
-
-    /// The device's plan; records start as garbage.
-    fn plan(&self, module: &Module, capacity: usize) -> (HostPlan, Counters) {
-        let memory = Memory::new();
-        let starts: Vec<i32> = std::iter::once(0)
-            .chain(self.queries.iter().scan(0, |sum, &n| {
-                *sum += n as i32;
-                Some(*sum)
-            }))
-            .collect();
-        let rows = self.lens.len();
-        let [lens, starts] = [&self.lens, &starts].map(|data| upload(&memory, &bytes(data, i32::to_le_bytes)));
-        let [work, reduce] = [16 * capacity, 8 * rows].map(|size| upload(&memory, &vec![0xAB; size]));
-        let window = self.window.unwrap_or(0) as i32;
-        let limit = self.max_partitions.map_or(-1, |most| most as i32);
-        let sizes = [rows as i32, self.heads_per_row as i32, self.queries[0] as i32, window, capacity as i32, limit];
-        let args = Args::default().longs([lens, if self.ragged() { starts } else { 0 }, work, reduce]).ints(sizes);
-        let counters = launch(module, &memory, &args, [1, 1, 1], 256);
-        let read = |address, count| if count == 0 { Vec::new() } else { words(&memory, address, count) };
-        let (work, reduce) = (read(work, 4 * capacity), read(reduce, 2 * rows));
-        (HostPlan { work: work.as_chunks().0.to_vec(), reduce: reduce.as_chunks().0.to_vec() }, counters)
-    }
+/// The device's plan; records start as garbage.
+fn plan(batch: &Batch, module: &Module, capacity: usize) -> (HostPlan, Counters) {
+    let memory = Memory::new();
+    let rows = batch.lens.len();
+    let [work, reduce] = [16 * capacity, 8 * rows].map(|size| upload(&memory, &vec![0xAB; size]));
+    let args = batch.arguments(|data| upload(&memory, data), [work, reduce], capacity);
+    let counters = launch(module, &memory, &args, [1, 1, 1], 256);
+    let read = |address, count| if count == 0 { Vec::new() } else { words(&memory, address, count) };
+    (plan_of(&read(work, 4 * capacity), &read(reduce, 2 * rows)), counters)
 }
 
 /// Random batches of up to `most` rows give the host's records.
@@ -124,7 +57,7 @@ fn agrees(arch: &Arch, name: &str, split: Split, buckets: &[usize], batches: u64
         let query_lens = batch.query_lens();
         let want = HostPlan::with_split(&batch.request(&query_lens), arch, split).unwrap();
         let bucket = buckets.iter().position(|&bucket| bucket >= batch.lens.len()).unwrap();
-        let (got, _) = batch.plan(&planners[2 * bucket + usize::from(batch.ragged())], want.work.len());
+        let (got, _) = plan(&batch, &planners[2 * bucket + usize::from(batch.ragged())], want.work.len());
         assert!(got == want, "{name} {split:?} batch {seed} of {} rows", batch.lens.len());
     });
 }
@@ -159,7 +92,7 @@ fn extremes() {
             budget: Some(capacity),
         };
         let want = HostPlan::with_split(&batch.request(&[1]), &Arch::gfx950(), split).unwrap();
-        let (got, _) = batch.plan(&planner("gfx950", rows, split, false), capacity);
+        let (got, _) = plan(&batch, &planner("gfx950", rows, split, false), capacity);
         assert!(got == want, "{rows} rows");
     }
 }
@@ -185,7 +118,7 @@ fn nvidias_tiles_and_order() {
             budget: Some(slots),
         };
         let want = HostPlan::new(&batch.request(&[1]), &arch).unwrap();
-        let (got, _) = batch.plan(&planner, slots);
+        let (got, _) = plan(&batch, &planner, slots);
         assert!(got == want, "{} rows in {slots} slots", lens.len());
     }
 }
@@ -205,7 +138,7 @@ fn a_plan_is_few_instructions() {
             max_partitions: None,
             budget: Some(512),
         };
-        let (got, counters) = batch.plan(&planner(name, 256, Split::MinMax, false), 512);
+        let (got, counters) = plan(&batch, &planner(name, 256, Split::MinMax, false), 512);
         assert_eq!(got, HostPlan::new(&batch.request(&[1]), &Arch::gfx950()).unwrap());
         println!("{name}: {} instructions on the longest wave", counters.longest_wave);
         assert!(counters.longest_wave <= 4000);

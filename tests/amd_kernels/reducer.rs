@@ -5,8 +5,10 @@ use half::{bf16, f16};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rayon::prelude::*;
+use testkit::arguments::Arguments;
+use testkit::raw::bytes;
 
-use crate::build::{Args, bytes, launch, module, upload, words};
+use crate::build::{launch, module, upload, words};
 use crate::require_clang;
 
 const Q_HEADS: usize = 6;
@@ -141,7 +143,8 @@ impl Case {
             lse,
         ];
         let sizes = [longest, Q_HEADS, self.kv_heads, self.rows, usize::from(self.per_head), tokens].map(|n| n as i32);
-        let args = Args::default().longs(pointers).longs([self.out_row as u64, self.out_head as u64]).ints(sizes);
+        let mut args = Arguments::default();
+        args.longs(pointers).longs([self.out_row as u64, self.out_head as u64]).ints(sizes);
         let grid = [longest * self.kernel.chunks(), Q_HEADS, self.query_lens.len()].map(|n| n as u32);
         launch(module, &memory, &args, grid, self.kernel.threads);
         let out = self.values(&memory, out, tokens * self.out_row);

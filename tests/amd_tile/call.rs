@@ -1,15 +1,15 @@
 //! A decode call run by the tile on the simulator: device memory, arguments, launch, and the merge of partial results in float64.
 
-use candle::{CpuStorage, DType, Device, Result, Storage, Tensor};
-use candle_paged_attn::KvScale;
+use candle::{Device, Result, Tensor};
 use candle_paged_attn::PlanChoice;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::plan::{HostPlan, PlanRequest, TILE_TOKENS, TileRange, capacity, tile_range};
 use candle_paged_attn::quant::fp8;
-use candle_paged_attn::registry::{Arch, ArchName, Flags, Problem, ScaleMode, Selection, select};
+use candle_paged_attn::registry::{Arch, ArchName, Flags, Problem, Selection, select};
 use cdna_sim::{Counters, Launch, Memory, Trace};
 use testkit::arguments::Arguments;
-use testkit::cases::Case;
+use testkit::cases::{Case, PlanRows};
+use testkit::raw::{Raw, f32s};
 use testkit::reference::floats;
 
 use crate::compile::{KERNEL, flags_of, module};
@@ -51,17 +51,8 @@ pub struct TileCall {
 impl TileCall {
     pub fn new(case: Case, arch: Arch) -> Result<Self> {
         let spec = &case.spec;
-        let dims = case.q.dims();
-        let (rows, q_heads) = (dims[0], dims[1]);
-        let batch = spec.lens.len();
-        let heads = if spec.per_head { spec.kv_heads } else { 1 };
-        let query_len = |s: usize| spec.query_lens[if spec.query_lens.len() == 1 { 0 } else { s }];
-        let query_lens: Vec<usize> = (0..batch * heads).map(|lane| query_len(lane / heads)).collect();
-        let mut starts = vec![0];
-        (0..batch).for_each(|s| starts.push(starts[s] + query_len(s)));
-        assert_eq!(starts[batch], rows);
-        let lens = case.context_lens.flatten_all()?.to_vec1::<i32>()?;
-        let max_query = query_lens.iter().copied().max().unwrap_or(0);
+        let PlanRows { lens, query_lens, starts } = case.plan_rows()?;
+        assert_eq!(starts.last().map(|&rows| rows as usize), Some(case.q.dims()[0]));
         let plan_free = matches!(case.options.plan, PlanChoice::Free);
         let request = PlanRequest {
             window: spec.window,
@@ -71,45 +62,17 @@ impl TileCall {
         };
         let table = case.block_tables.dims();
         let max_pages = table[table.len() - 1];
-        let problem = Problem {
-            batch,
-            q_heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            page_size: spec.page_size,
-            query_len: max_query,
-            query_dtype: spec.q_dtype,
-            kv_dtype: spec.kv_dtype,
-            layout: spec.layout,
-            scales: match (&case.options.k_scale, &case.options.v_scale) {
-                (KvScale::Tensor(t), _) if t.dtype() == DType::U8 => ScaleMode::Block,
-                (KvScale::Tensor(t), _) if t.elem_count() > 1 => ScaleMode::PerToken,
-                (KvScale::None, KvScale::None) => ScaleMode::None,
-                _ => ScaleMode::Scalar,
-            },
-            max_pages,
-            per_head_tables: spec.per_head,
-            ragged: case.options.query_start.is_some(),
-            windowed: spec.window.is_some(),
-            softcap: spec.softcap.is_some(),
-            sinks: spec.sinks,
-            positive_scale: spec.softmax_scale.is_none_or(|s| s > 0.0),
-            output_like_query: true,
-            plan_free,
-            max_partitions: spec.max_partitions,
-            capacity: capacity(&request, &arch)?,
-            ..Problem::default()
-        };
+        let problem = Problem { max_pages, plan_free, capacity: capacity(&request, &arch)?, ..spec.problem() };
         let plan = if plan_free { None } else { Some(HostPlan::new(&request, &arch)?) };
         Ok(Self {
             selection: select(&problem, &arch)?,
+            max_query: problem.query_len,
+            q_heads: problem.q_heads,
             case,
             arch,
             plan,
             lens,
-            starts,
-            max_query,
-            q_heads,
+            starts: starts.into_iter().map(|start| start as usize).collect(),
             max_pages,
             spread: None,
             preload: true,
@@ -163,7 +126,7 @@ impl TileCall {
         let memory = Memory::new();
         let spec = &self.case.spec;
         let options = &self.case.options;
-        let fnuz = self.arch.name == ArchName::Gfx942;
+        let fnuz = self.arch.name == ArchName::Gfx942 && spec.kv_dtype == KvDtype::Fp8;
         let upload = |bytes: &[u8]| if bytes.is_empty() { 0 } else { memory.upload(bytes).unwrap() };
         let lend = |raw: &Raw| {
             let address = raw.bytes.as_ptr() as u64;
@@ -175,19 +138,20 @@ impl TileCall {
         let (first, step) = self.spread.unwrap_or((0, 1));
         let stored_pages = self.case.key_cache.dims()[0];
         let pages = first + stored_pages * step;
-        let caches = [&self.case.key_cache, &self.case.value_cache]
-            .map(|cache| Raw::of(cache, fnuz).map(|raw| if self.spread.is_some() { raw.spread(stored_pages, first, step) } else { raw }));
-        let [key, value] = caches;
-        let (key, value) = (key?, value?);
-        let q = Raw::of(&self.case.q, false)?;
+        let cache = |cache: &Tensor| -> Result<Raw> {
+            let raw = if fnuz { Raw::of(cache)?.fnuz() } else { Raw::of(cache)? };
+            Ok(if self.spread.is_some() { spread(raw, stored_pages, first, step) } else { raw })
+        };
+        let (key, value) = (cache(&self.case.key_cache)?, cache(&self.case.value_cache)?);
+        let q = Raw::of(&self.case.q)?;
         let tables = if self.spread.is_some() {
             let ids = self.case.block_tables.flatten_all()?.to_vec1::<i32>()?;
             let ids = ids.iter().map(|&id| if id < 0 { id } else { (first + id as usize * step) as i32 });
-            Raw::of(&Tensor::from_iter(ids, &Device::Cpu)?, false)?
+            Raw::of(&Tensor::from_iter(ids, &Device::Cpu)?)?
         } else {
-            Raw::of(&self.case.block_tables, false)?
+            Raw::of(&self.case.block_tables)?
         };
-        let factor = if fnuz && spec.kv_dtype == KvDtype::Fp8 { fp8::FNUZ_SCALE_FACTOR } else { 1.0 };
+        let factor = if fnuz { fp8::FNUZ_SCALE_FACTOR } else { 1.0 };
         let k_scale = Raw::of_scale(&options.k_scale, factor)?;
         let v_scale = Raw::of_scale(&options.v_scale, factor)?;
         let starts: Vec<i32> = self.starts.iter().map(|&s| s as i32).collect();
@@ -298,55 +262,12 @@ impl TileCall {
     }
 }
 
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
-}
-
-/// A tensor's storage as bytes, where it starts in it, and its strides in elements.
-struct Raw {
-    bytes: Vec<u8>,
-    offset: u64,
-    strides: Vec<usize>,
-}
-
-impl Raw {
-    /// `fnuz`: FP8 in the encoding of gfx942, with half the value.
-    fn of(tensor: &Tensor, fnuz: bool) -> Result<Self> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { candle::bail!("a CPU tensor is wanted") };
-        let bytes: Vec<u8> = match storage {
-            CpuStorage::BF16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            CpuStorage::F16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            CpuStorage::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            CpuStorage::I32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            CpuStorage::U32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            CpuStorage::U8(v) => v.clone(),
-            CpuStorage::F8E4M3(v) => v.iter().map(|x| if fnuz { fp8::ocp_to_fnuz(x.to_bits()) } else { x.to_bits() }).collect(),
-            _ => candle::bail!("{:?} is no operand", tensor.dtype()),
-        };
-        let offset = (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64;
-        Ok(Self { bytes, offset, strides: layout.stride().to_vec() })
-    }
-
-    /// The same pages far apart, in memory that is taken only where they are.
-    fn spread(self, pages: usize, first: usize, step: usize) -> Self {
-        let page = self.bytes.len() / pages;
-        let mut bytes = vec![0; page * (first + pages * step)];
-        self.bytes.chunks(page).enumerate().for_each(|(i, from)| bytes[(first + i * step) * page..][..page].copy_from_slice(from));
-        Self { bytes, ..self }
-    }
-
-    fn of_scale(scale: &KvScale, factor: f32) -> Result<Self> {
-        let tensor = match scale {
-            KvScale::None => Tensor::new(&[1f32], &Device::Cpu)?,
-            KvScale::Scalar(s) => Tensor::new(&[*s], &Device::Cpu)?,
-            KvScale::Tensor(t) => t.clone(),
-        };
-        let scaled = if tensor.dtype() == DType::U8 { tensor } else { (tensor.to_dtype(DType::F32)? * f64::from(factor))? };
-        let mut raw = Self::of(&scaled, false)?;
-        raw.strides.resize(3, 0);
-        Ok(raw)
-    }
+/// The same pages far apart, in memory that is taken only where they are.
+fn spread(raw: Raw, pages: usize, first: usize, step: usize) -> Raw {
+    let page = raw.bytes.len() / pages;
+    let mut bytes = vec![0; page * (first + pages * step)];
+    raw.bytes.chunks(page).enumerate().for_each(|(i, from)| bytes[(first + i * step) * page..][..page].copy_from_slice(from));
+    Raw { bytes, ..raw }
 }
 
 /// Layouts the tile reads.

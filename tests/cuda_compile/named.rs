@@ -8,7 +8,7 @@ use candle_paged_attn::cuda::specialize::{self, REDUCER_SPLIT, REDUCER_WARPS, Re
 use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::{HostPlan, PlanRequest};
 use candle_paged_attn::registry::{Arch, Problem, ScaleMode, select};
-use testkit::cases::{CaseSpec, Scales};
+use testkit::cases::CaseSpec;
 use testkit::workloads::{Fp8Scale, Workload, families};
 
 use crate::specs;
@@ -76,32 +76,8 @@ fn planned(p: Problem, lens: &[i32], query_lens: &[usize], budget: Option<usize>
 fn of_case(spec: &CaseSpec, arch: &Arch) -> Problem {
     let heads = if spec.per_head { spec.kv_heads } else { 1 };
     let lens: Vec<i32> = spec.lens.iter().flat_map(|&len| std::iter::repeat_n(len as i32, heads)).collect();
-    let query_len = spec.query_lens.iter().copied().max().unwrap_or(0);
-    let problem = Problem {
-        batch: spec.lens.len(),
-        q_heads: spec.group * spec.kv_heads,
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
-        page_size: spec.page_size,
-        query_len,
-        query_dtype: spec.q_dtype,
-        kv_dtype: spec.kv_dtype,
-        layout: spec.layout,
-        scales: match (spec.kv_dtype, spec.scales) {
-            (KvDtype::Mxfp4, _) => ScaleMode::Block,
-            (_, Scales::None) => ScaleMode::None,
-            (_, Scales::Scalar | Scales::ScalarTensor) => ScaleMode::Scalar,
-            (_, Scales::PerToken) => ScaleMode::PerToken,
-        },
-        per_head_tables: spec.per_head,
-        ragged: spec.query_lens.len() > 1,
-        windowed: spec.window.is_some(),
-        softcap: spec.softcap.is_some(),
-        sinks: spec.sinks,
-        plan_free: spec.plan_free,
-        max_partitions: spec.max_partitions,
-        ..Problem::default()
-    };
+    let problem = spec.problem();
+    let query_len = problem.query_len;
     planned(problem, &lens, &[query_len], spec.workgroup_budget, arch)
 }
 

@@ -3,9 +3,10 @@
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::KvDtype;
 use candle_paged_attn::plan::{DecodePlan, PlanRequest};
-use candle_paged_attn::{KvScale, PlanChoice, cuda, explain_call, paged_decode_into};
+use candle_paged_attn::{PlanChoice, cuda, explain_call, paged_decode_into};
 use testkit::cases::{CaseSpec, Scales};
 
+use crate::cuts;
 use crate::specs;
 use crate::support::*;
 
@@ -136,30 +137,11 @@ fn unaligned_tensors_take_the_plain_tile() -> Result<()> {
     Ok(())
 }
 
-/// What a tile copies 16 bytes at a time where it can, and by elements elsewhere.
 #[test]
 fn queries_and_token_scales_between_sixteen_bytes() -> Result<()> {
     let Some(device) = gpu("queries_and_token_scales_between_sixteen_bytes") else { return Ok(()) };
-    let shifted = |tensor: &Tensor, dim: usize, by: usize, length: usize| tensor.to_device(&device)?.narrow(dim, by, length);
-    for (kv, scales, page_size) in
-        [(KvDtype::Fp8, Scales::PerToken, 128), (KvDtype::Fp8, Scales::PerToken, 16), (KvDtype::Bf16, Scales::None, 128)]
-    {
-        let case = CaseSpec { lens: vec![700, 64, 5], query_lens: vec![4], group: 16, page_size, ..spec(kv, scales) }.build()?;
-        let mut call = on(&case, &device, Tables::Host)?;
-        let (rows, heads, head_dim) = case.q.dims3()?;
-        // Two elements between heads: multiples of four bytes.
-        let gap = Tensor::zeros((rows, heads, 2), DType::BF16, &Device::Cpu)?;
-        call.q = shifted(&Tensor::cat(&[&case.q, &gap], 2)?, 2, 0, head_dim)?;
-        if let (KvScale::Tensor(k), KvScale::Tensor(v)) = (&case.options.k_scale, &case.options.v_scale) {
-            // K's begin four bytes on; V's have another value between each two.
-            let (pages, heads, tokens) = k.dims3()?;
-            let ahead = Tensor::full(f32::NAN, (pages, heads, 1), &Device::Cpu)?;
-            call.options.k_scale = KvScale::Tensor(shifted(&Tensor::cat(&[&ahead, k], 2)?, 2, 1, tokens)?);
-            let between = Tensor::full(f32::NAN, v.dims(), &Device::Cpu)?;
-            call.options.v_scale = KvScale::Tensor(shifted(&Tensor::stack(&[v, &between], 3)?, 3, 0, 1)?.squeeze(3)?);
-        }
-        let (out, lse) = run(&call)?;
-        case.expected()?.compare(&out, Some(&lse), 8e-3, 2e-3)?;
+    for case in cuts::between_sixteen_bytes()? {
+        check_call(&device, &case);
     }
     Ok(())
 }

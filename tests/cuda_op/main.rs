@@ -5,6 +5,7 @@ mod append;
 mod cache;
 mod cases;
 mod contracts;
+mod cuts;
 mod graphs;
 mod large;
 mod refusals;

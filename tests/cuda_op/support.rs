@@ -166,15 +166,6 @@ pub fn run_with(device: &Device, tables: Tables) -> impl Fn(&Case) -> Result<(Te
     move |case| run(&on(case, device, tables)?)
 }
 
-/// Relative L2 that a row of the output may be off by.
-pub fn tolerance(spec: &CaseSpec) -> f64 {
-    match (spec.kv_dtype, spec.q_dtype) {
-        (_, DType::F32) => 2e-5,
-        (_, DType::BF16) | (KvDtype::Bf16, _) => 8e-3,
-        _ => 4e-3,
-    }
-}
-
 /// Runs a case with its tables on the host and on the device and compares both with the float64 answer. Gives the worst row's relative L2.
 #[track_caller]
 pub fn check(device: &Device, spec: &CaseSpec) -> f64 {
@@ -189,7 +180,7 @@ pub fn check_call(device: &Device, case: &Case) -> f64 {
     for tables in [Tables::Host, Tables::Device] {
         let checked = on(case, device, tables).and_then(|call| {
             let (out, lse) = run(&call)?;
-            case.expected()?.compare(&out, Some(&lse), tolerance(&case.spec), 2e-3)
+            case.expected()?.compare(&out, Some(&lse), case.spec.cuda_tolerance(), 2e-3)
         });
         worst = worst.max(checked.unwrap_or_else(|e| panic!("tables on the {tables:?}: {:?}: {e}", case.spec)));
     }

@@ -2,6 +2,7 @@
 
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, KvDtype, Quantization};
+use candle_paged_attn::registry::{Problem, ScaleMode};
 use candle_paged_attn::{DecodeOptions, KvScale, PlanChoice, paged_decode_with_lse};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -103,6 +104,28 @@ pub struct Case {
     pub options: DecodeOptions,
 }
 
+/// The plan rows of a call: sequences, or (sequence, KV head) pairs where tables are per head.
+#[derive(Clone, Debug)]
+pub struct PlanRows {
+    pub lens: Vec<i32>,
+    /// New tokens of each.
+    pub query_lens: Vec<usize>,
+    /// Of sequences: where each one's query rows start, and the number of them all.
+    pub starts: Vec<i32>,
+}
+
+impl PlanRows {
+    /// New tokens of the longest.
+    pub fn longest_query(&self) -> usize {
+        self.query_lens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Query rows of all sequences.
+    pub fn queries(&self) -> usize {
+        self.starts[self.starts.len() - 1] as usize
+    }
+}
+
 /// Which tokens of which pages the call may read: `[page][head][token]`, and the tables.
 struct Ownership {
     owned: Vec<bool>,
@@ -160,6 +183,45 @@ impl CaseSpec {
             }
         }
         Ownership { owned, tables, lens, pages, max_pages }
+    }
+
+    /// The call as a registry sees it, but for its plan and the width of its block table.
+    pub fn problem(&self) -> Problem {
+        Problem {
+            batch: self.lens.len(),
+            q_heads: self.group * self.kv_heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            page_size: self.page_size,
+            query_len: if self.lens.is_empty() { 0 } else { self.query_lens.iter().copied().max().unwrap_or(0) },
+            query_dtype: self.q_dtype,
+            kv_dtype: self.kv_dtype,
+            layout: self.layout,
+            scales: match (self.kv_dtype, self.scales) {
+                (KvDtype::Mxfp4, _) => ScaleMode::Block,
+                (_, Scales::None) => ScaleMode::None,
+                (_, Scales::Scalar | Scales::ScalarTensor) => ScaleMode::Scalar,
+                (_, Scales::PerToken) => ScaleMode::PerToken,
+            },
+            per_head_tables: self.per_head,
+            ragged: self.query_lens.len() > 1,
+            windowed: self.window.is_some(),
+            softcap: self.softcap.is_some(),
+            sinks: self.sinks,
+            positive_scale: self.softmax_scale.is_none_or(|scale| scale > 0.0),
+            plan_free: self.plan_free,
+            max_partitions: self.max_partitions,
+            ..Problem::default()
+        }
+    }
+
+    /// Relative L2 that a row of an NVIDIA kernel's output may be off by.
+    pub fn cuda_tolerance(&self) -> f64 {
+        match (self.kv_dtype, self.q_dtype) {
+            (_, DType::F32) => 2e-5,
+            (_, DType::BF16) | (KvDtype::Bf16, _) => 8e-3,
+            _ => 4e-3,
+        }
     }
 
     /// Makes the call's tensors.
@@ -311,6 +373,15 @@ fn normal(rng: &mut StdRng) -> f32 {
 }
 
 impl Case {
+    /// What is planned of the call.
+    pub fn plan_rows(&self) -> Result<PlanRows> {
+        let (spec, heads) = (&self.spec, self.spec.heads_of_tables());
+        let query_lens: Vec<usize> = (0..spec.lens.len() * heads).map(|row| spec.query_len(row / heads)).collect();
+        let mut starts = vec![0];
+        (0..spec.lens.len()).for_each(|s| starts.push(starts[s] + spec.query_len(s) as i32));
+        Ok(PlanRows { lens: self.context_lens.flatten_all()?.to_vec1()?, query_lens, starts })
+    }
+
     /// The page of the first row's first tokens.
     pub fn first_page(&self) -> Result<usize> {
         Ok(self.block_tables.flatten_all()?.get(0)?.to_scalar::<i32>()? as usize)

@@ -1,0 +1,124 @@
+//! The calls that the GPU's tests make, against float64.
+
+use candle::{Error, Result, Tensor};
+use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::registry::{Arch, Selection};
+use rayon::prelude::*;
+use testkit::cases::{Case, CaseSpec, Scales};
+use testkit::errors::chain;
+
+use crate::call::Call;
+use crate::compile::has_nvrtc;
+use crate::cuts;
+use crate::decide::Tables;
+use crate::specs::{self, spec};
+
+/// Archs that kernels are written for.
+pub fn archs() -> [Arch; 3] {
+    [Arch::sm90(), Arch::sm89(), Arch::sm80()]
+}
+
+/// Makes a call and compares it with the float64 answer. Errors, which say what the call was: something is wrong, or the kernel that is chosen is not as
+/// `wanted`.
+pub fn check(arch: &Arch, spec: &CaseSpec, tables: Tables, wanted: impl Fn(&Selection) -> bool) -> Result<()> {
+    check_case(arch, &spec.build()?, tables, wanted)
+}
+
+/// [`check`] of a call that was built.
+fn check_case(arch: &Arch, case: &Case, tables: Tables, wanted: impl Fn(&Selection) -> bool) -> Result<()> {
+    let (call, spec) = (Call::new(case, arch, tables)?, &case.spec);
+    let selection = call.selection();
+    let compare = |(out, lse): (Tensor, Tensor)| case.expected()?.compare(&out, Some(&lse), spec.cuda_tolerance(), 2e-3);
+    let checked = if wanted(selection) { call.run().and_then(compare).map(drop) } else { Err(Error::msg("another kernel is wanted")) };
+    let context = || format!("{arch}, tables on the {tables:?}: {}: {}: {spec:?}", selection.kernel(), selection.reason);
+    checked.map_err(|error| error.context(context()))
+}
+
+/// Panics with the first few errors.
+#[track_caller]
+pub fn all_right(results: Vec<Result<()>>) {
+    let calls = results.len();
+    let errors: Vec<String> = results.into_iter().filter_map(Result::err).map(|error| chain(&error.into())).collect();
+    let shown = &errors[..errors.len().min(5)];
+    assert!(errors.is_empty(), "{} of {calls} calls:\n{}", errors.len(), shown.join("\n\n"));
+}
+
+/// Checks every call on every arch.
+#[track_caller]
+pub fn check_all(specs: &[CaseSpec]) {
+    let calls: Vec<_> = archs().into_iter().flat_map(|arch| specs.iter().map(move |spec| (arch.clone(), spec))).collect();
+    all_right(calls.par_iter().map(|(arch, spec)| check(arch, spec, Tables::Host, |_| true)).collect());
+}
+
+#[test]
+fn the_tensor_core_tile_in_every_form() {
+    if has_nvrtc("the_tensor_core_tile_in_every_form") {
+        check_all(&specs::tensor_cores());
+    }
+}
+
+#[test]
+fn the_plain_tile_in_every_layout_and_dtype() {
+    if has_nvrtc("the_plain_tile_in_every_layout_and_dtype") {
+        check_all(&specs::plain());
+    }
+}
+
+#[test]
+fn every_head_dim_page_size_and_group() {
+    if has_nvrtc("every_head_dim_page_size_and_group") {
+        check_all(&specs::sizes());
+    }
+}
+
+#[test]
+fn every_option_in_every_form() {
+    if has_nvrtc("every_option_in_every_form") {
+        check_all(&specs::options());
+    }
+}
+
+#[test]
+fn many_sequences() {
+    if has_nvrtc("many_sequences") {
+        check_all(&specs::many_sequences());
+    }
+}
+
+/// From one token to 1024, in each layout that holds such pages.
+#[test]
+fn pages() {
+    if !has_nvrtc("pages") {
+        return;
+    }
+    let of = |page_size: usize, layout, kv_dtype, scales| CaseSpec { page_size, layout, lens: vec![270, 3], ..spec(kv_dtype, scales) };
+    let rows = [1, 2, 24, 64, 1024].into_iter().flat_map(|page| {
+        [CacheLayout::Nhd, CacheLayout::Hnd].into_iter().flat_map(move |layout| {
+            [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| of(page, layout, kv_dtype, scales))
+        })
+    });
+    let chunks = [16, 48, 1024].into_iter().flat_map(|page| {
+        [CacheLayout::Vllm, CacheLayout::Shuffled].into_iter().flat_map(move |layout| {
+            [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| of(page, layout, kv_dtype, scales))
+        })
+    });
+    check_all(&rows.chain(chunks).collect::<Vec<_>>());
+}
+
+#[test]
+fn queries_and_token_scales_between_sixteen_bytes() -> Result<()> {
+    if has_nvrtc("queries_and_token_scales_between_sixteen_bytes") {
+        let cases = cuts::between_sixteen_bytes()?;
+        let calls: Vec<_> = archs().into_iter().flat_map(|arch| cases.iter().map(move |case| (arch.clone(), case))).collect();
+        all_right(calls.par_iter().map(|(arch, case)| check_case(arch, case, Tables::Host, |_| true)).collect());
+    }
+    Ok(())
+}
+
+#[test]
+fn empty_batches_and_caches() {
+    if has_nvrtc("empty_batches_and_caches") {
+        let of = |lens: &[i64]| CaseSpec { lens: lens.to_vec(), ..spec(KvDtype::Bf16, Scales::None) };
+        check_all(&[of(&[0, -3]), of(&[])]);
+    }
+}

@@ -1,0 +1,61 @@
+//! One small call of every kernel variant, its tables on the device, where the planner runs too.
+
+use candle::Result;
+use candle_paged_attn::registry::{Arch, ArchName, Selection};
+use rayon::prelude::*;
+use testkit::cases::CaseSpec;
+
+use crate::cases::{all_right, archs, check};
+use crate::compile::has_nvrtc;
+use crate::cuts::{self, Cut};
+use crate::decide::Tables;
+
+/// Checks calls on every arch; on an H200 `is` what is chosen for them.
+#[track_caller]
+fn check_all(specs: &[CaseSpec], is: impl Fn(&Selection) -> bool + Sync) {
+    let calls: Vec<_> = archs().into_iter().flat_map(|arch| specs.iter().map(move |spec| (arch.clone(), spec))).collect();
+    let check = |(arch, spec): &(Arch, &CaseSpec)| -> Result<()> {
+        check(arch, spec, Tables::Device, |selection| arch.name != ArchName::Sm90 || is(selection))
+    };
+    all_right(calls.par_iter().map(check).collect());
+}
+
+#[track_caller]
+fn check_cuts(cuts: &[Cut]) {
+    for Cut { name, is, specs } in cuts {
+        println!("{name}");
+        check_all(specs, |selection| selection.key.cuda.is_some_and(|cut| is(&cut)));
+    }
+}
+
+#[test]
+fn decode_tiles() {
+    if has_nvrtc("decode_tiles") {
+        check_cuts(&cuts::decode());
+    }
+}
+
+#[test]
+fn verify_tiles() {
+    if has_nvrtc("verify_tiles") {
+        check_cuts(&cuts::verify());
+    }
+}
+
+#[test]
+fn plain_tiles() {
+    if has_nvrtc("plain_tiles") {
+        check_all(&cuts::plain(), |selection| selection.key.cuda.is_none());
+    }
+}
+
+#[test]
+fn reducers() {
+    if !has_nvrtc("reducers") {
+        return;
+    }
+    for (spec, warps) in cuts::reducers() {
+        let wanted = format!("a reducer of {warps} warp");
+        check_all(&[spec], |selection| selection.reason.to_string().contains(&wanted));
+    }
+}
