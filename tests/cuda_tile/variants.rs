@@ -5,19 +5,18 @@ use candle_paged_attn::registry::{Arch, ArchName, Selection};
 use rayon::prelude::*;
 use testkit::cases::CaseSpec;
 
-use crate::cases::{all_right, archs, check};
+use crate::cases::{all_right, check, on_archs};
 use crate::compile::has_nvrtc;
 use crate::cuts::{self, Cut};
 use crate::decide::Tables;
 
-/// Checks calls on every arch; on an H200 `is` what is chosen for them.
+/// Checks calls; on an H200 `is` what is chosen for them.
 #[track_caller]
 fn check_all(specs: &[CaseSpec], is: impl Fn(&Selection) -> bool + Sync) {
-    let calls: Vec<_> = archs().into_iter().flat_map(|arch| specs.iter().map(move |spec| (arch.clone(), spec))).collect();
     let check = |(arch, spec): &(Arch, &CaseSpec)| -> Result<()> {
         check(arch, spec, Tables::Device, |selection| arch.name != ArchName::Sm90 || is(selection))
     };
-    all_right(calls.par_iter().map(check).collect());
+    all_right(on_archs(specs).par_iter().map(check).collect());
 }
 
 #[track_caller]

@@ -1,8 +1,9 @@
-//! Arithmetic of a lane: pure functions of registers' bits.
+//! Arithmetic: pure functions of registers' bits.
 
 use half::{bf16, f16};
 
 use crate::inst::{Binary, Bool, Compare, Round, Ternary, Ty, Unary};
+use crate::warp::Lanes;
 
 fn f32_of(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
@@ -21,29 +22,42 @@ fn halves(a: u64, b: u64, f: impl Fn(f32, f32) -> f32) -> u64 {
     half(0) | half(16)
 }
 
-/// Of one register's bits, or of more, and their type.
-pub type Function1 = fn(u64, Ty) -> u64;
-pub type Function2 = fn(u64, u64, Ty) -> u64;
-pub type Function3 = fn(u64, u64, u64, Ty) -> u64;
+/// Of one register, or of more, in all lanes.
+pub type Function1 = fn(&Lanes, Ty) -> Lanes;
+pub type Function2 = fn(&Lanes, &Lanes, Ty) -> Lanes;
+pub type Function3 = fn(&Lanes, &Lanes, &Lanes, Ty) -> Lanes;
+
+/// A function of a lane's bits as one of all lanes, which the compiler unrolls and inlines.
+macro_rules! lanes {
+    (|$a:pat_param, $ty:pat_param| $body:expr) => {
+        |a, ty| std::array::from_fn(|lane| (|$a: u64, $ty: Ty| -> u64 { $body })(a[lane], ty))
+    };
+    (|$a:pat_param, $b:pat_param, $ty:pat_param| $body:expr) => {
+        |a, b, ty| std::array::from_fn(|lane| (|$a: u64, $b: u64, $ty: Ty| -> u64 { $body })(a[lane], b[lane], ty))
+    };
+    (|$a:pat_param, $b:pat_param, $c:pat_param, $ty:pat_param| $body:expr) => {
+        |a, b, c, ty| std::array::from_fn(|lane| (|$a: u64, $b: u64, $c: u64, $ty: Ty| -> u64 { $body })(a[lane], b[lane], c[lane], ty))
+    };
+}
 
 /// The function of one operand; `None`: not for this type.
 pub fn unary(op: Unary, ty: Ty) -> Option<Function1> {
     let is_float = ty == Ty::F32;
     let is_int = matches!(ty, Ty::Bits(_) | Ty::Signed(_) | Ty::Pred);
     Some(match op {
-        Unary::Mov => |a, _| a,
-        Unary::Abs if is_float => |a, _| a & 0x7fff_ffff,
-        Unary::Abs if is_int => |a, ty| ty.extend(a).unsigned_abs() as u64,
-        Unary::Neg if is_float => |a, _| a ^ 0x8000_0000,
-        Unary::Neg if is_int => |a, _| a.wrapping_neg(),
-        Unary::Not if is_int => |a, _| !a,
-        Unary::Exp2 if is_float => |a, _| of_f32(f64::from(f32_of(a)).exp2() as f32),
-        Unary::Log2 if is_float => |a, _| of_f32(f64::from(f32_of(a)).log2() as f32),
-        Unary::Rcp if is_float => |a, _| of_f32(1.0 / f32_of(a)),
-        Unary::Sqrt if is_float => |a, _| of_f32(f32_of(a).sqrt()),
-        Unary::Popc if is_int => |a, ty| u64::from((a & ty.mask()).count_ones()),
-        Unary::Clz if is_int => |a, ty| u64::from((a & ty.mask()).leading_zeros()) - (64 - 8 * ty.bytes() as u64),
-        Unary::Brev if is_int => |a, ty| (a & ty.mask()).reverse_bits() >> (64 - 8 * ty.bytes()),
+        Unary::Mov => lanes!(|a, _| a),
+        Unary::Abs if is_float => lanes!(|a, _| a & 0x7fff_ffff),
+        Unary::Abs if is_int => lanes!(|a, ty| ty.extend(a).unsigned_abs() as u64),
+        Unary::Neg if is_float => lanes!(|a, _| a ^ 0x8000_0000),
+        Unary::Neg if is_int => lanes!(|a, _| a.wrapping_neg()),
+        Unary::Not if is_int => lanes!(|a, _| !a),
+        Unary::Exp2 if is_float => lanes!(|a, _| of_f32(f64::from(f32_of(a)).exp2() as f32)),
+        Unary::Log2 if is_float => lanes!(|a, _| of_f32(f64::from(f32_of(a)).log2() as f32)),
+        Unary::Rcp if is_float => lanes!(|a, _| of_f32(1.0 / f32_of(a))),
+        Unary::Sqrt if is_float => lanes!(|a, _| of_f32(f32_of(a).sqrt())),
+        Unary::Popc if is_int => lanes!(|a, ty| u64::from((a & ty.mask()).count_ones())),
+        Unary::Clz if is_int => lanes!(|a, ty| u64::from((a & ty.mask()).leading_zeros()) - (64 - 8 * ty.bytes() as u64)),
+        Unary::Brev if is_int => lanes!(|a, ty| (a & ty.mask()).reverse_bits() >> (64 - 8 * ty.bytes())),
         _ => return None,
     })
 }
@@ -58,11 +72,11 @@ pub fn binary(op: Binary, ty: Ty) -> Option<Function2> {
     match ty {
         Ty::F32 => binary_f32(op),
         Ty::F16x2 => Some(match op {
-            Binary::Add => |a, b, _| halves(a, b, |a, b| a + b),
-            Binary::Sub => |a, b, _| halves(a, b, |a, b| a - b),
-            Binary::Mul => |a, b, _| halves(a, b, |a, b| a * b),
-            Binary::Min => |a, b, _| halves(a, b, f32::min),
-            Binary::Max => |a, b, _| halves(a, b, f32::max),
+            Binary::Add => lanes!(|a, b, _| halves(a, b, |a, b| a + b)),
+            Binary::Sub => lanes!(|a, b, _| halves(a, b, |a, b| a - b)),
+            Binary::Mul => lanes!(|a, b, _| halves(a, b, |a, b| a * b)),
+            Binary::Min => lanes!(|a, b, _| halves(a, b, f32::min)),
+            Binary::Max => lanes!(|a, b, _| halves(a, b, f32::max)),
             _ => return None,
         }),
         Ty::Bits(_) | Ty::Signed(_) | Ty::Pred => binary_int(op),
@@ -72,36 +86,36 @@ pub fn binary(op: Binary, ty: Ty) -> Option<Function2> {
 
 fn binary_f32(op: Binary) -> Option<Function2> {
     Some(match op {
-        Binary::Add => |a, b, _| of_f32(f32_of(a) + f32_of(b)),
-        Binary::Sub => |a, b, _| of_f32(f32_of(a) - f32_of(b)),
-        Binary::Mul => |a, b, _| of_f32(f32_of(a) * f32_of(b)),
-        Binary::Div => |a, b, _| of_f32(f32_of(a) / f32_of(b)),
-        Binary::Min => |a, b, _| of_f32(f32_of(a).min(f32_of(b))),
-        Binary::Max => |a, b, _| of_f32(f32_of(a).max(f32_of(b))),
+        Binary::Add => lanes!(|a, b, _| of_f32(f32_of(a) + f32_of(b))),
+        Binary::Sub => lanes!(|a, b, _| of_f32(f32_of(a) - f32_of(b))),
+        Binary::Mul => lanes!(|a, b, _| of_f32(f32_of(a) * f32_of(b))),
+        Binary::Div => lanes!(|a, b, _| of_f32(f32_of(a) / f32_of(b))),
+        Binary::Min => lanes!(|a, b, _| of_f32(f32_of(a).min(f32_of(b)))),
+        Binary::Max => lanes!(|a, b, _| of_f32(f32_of(a).max(f32_of(b)))),
         // PTX: the sign of the first, the magnitude of the second.
-        Binary::CopySign => |a, b, _| a & 0x8000_0000 | b & 0x7fff_ffff,
+        Binary::CopySign => lanes!(|a, b, _| a & 0x8000_0000 | b & 0x7fff_ffff),
         _ => return None,
     })
 }
 
 fn binary_int(op: Binary) -> Option<Function2> {
     Some(match op {
-        Binary::Add => |a, b, _| a.wrapping_add(b),
-        Binary::Sub => |a, b, _| a.wrapping_sub(b),
-        Binary::Mul => |a, b, _| a.wrapping_mul(b),
-        Binary::MulHi => |a, b, ty| (ty.extend(a).wrapping_mul(ty.extend(b)) >> (8 * ty.bytes())) as u64,
-        Binary::MulWide => |a, b, ty| (ty.extend(a) * ty.extend(b)) as u64,
+        Binary::Add => lanes!(|a, b, _| a.wrapping_add(b)),
+        Binary::Sub => lanes!(|a, b, _| a.wrapping_sub(b)),
+        Binary::Mul => lanes!(|a, b, _| a.wrapping_mul(b)),
+        Binary::MulHi => lanes!(|a, b, ty| (ty.extend(a).wrapping_mul(ty.extend(b)) >> (8 * ty.bytes())) as u64),
+        Binary::MulWide => lanes!(|a, b, ty| (ty.extend(a) * ty.extend(b)) as u64),
         // The hardware gives all ones for a divisor of zero.
-        Binary::Div => |a, b, ty| ty.extend(a).checked_div(ty.extend(b)).map_or(u64::MAX, |x| x as u64),
-        Binary::Rem => |a, b, ty| ty.extend(a).checked_rem(ty.extend(b)).map_or(a, |x| x as u64),
-        Binary::Min => |a, b, ty| ty.extend(a).min(ty.extend(b)) as u64,
-        Binary::Max => |a, b, ty| ty.extend(a).max(ty.extend(b)) as u64,
-        Binary::And => |a, b, _| a & b,
-        Binary::Or => |a, b, _| a | b,
-        Binary::Xor => |a, b, _| a ^ b,
+        Binary::Div => lanes!(|a, b, ty| ty.extend(a).checked_div(ty.extend(b)).map_or(u64::MAX, |x| x as u64)),
+        Binary::Rem => lanes!(|a, b, ty| ty.extend(a).checked_rem(ty.extend(b)).map_or(a, |x| x as u64)),
+        Binary::Min => lanes!(|a, b, ty| if ty.rank(a) <= ty.rank(b) { a } else { b }),
+        Binary::Max => lanes!(|a, b, ty| if ty.rank(a) >= ty.rank(b) { a } else { b }),
+        Binary::And => lanes!(|a, b, _| a & b),
+        Binary::Or => lanes!(|a, b, _| a | b),
+        Binary::Xor => lanes!(|a, b, _| a ^ b),
         // A shift by more than the width gives what a shift by the width does.
-        Binary::Shl => |a, b, ty| if (b as u32) < 8 * ty.bytes() as u32 { a << (b as u32) } else { 0 },
-        Binary::Shr => |a, b, ty| (ty.extend(a) >> (b as u32).min(8 * ty.bytes() as u32)) as u64,
+        Binary::Shl => lanes!(|a, b, ty| if (b as u32) < 8 * ty.bytes() as u32 { a << (b as u32) } else { 0 }),
+        Binary::Shr => lanes!(|a, b, ty| (ty.extend(a) >> (b as u32).min(8 * ty.bytes() as u32)) as u64),
         Binary::CopySign => return None,
     })
 }
@@ -110,10 +124,10 @@ fn binary_int(op: Binary) -> Option<Function2> {
 pub fn ternary(op: Ternary, ty: Ty) -> Option<Function3> {
     let is_int = matches!(ty, Ty::Bits(_) | Ty::Signed(_));
     Some(match op {
-        Ternary::Mad if ty == Ty::F32 => |a, b, c, _| of_f32(f32_of(a).mul_add(f32_of(b), f32_of(c))),
-        Ternary::Mad if is_int => |a, b, c, _| a.wrapping_mul(b).wrapping_add(c),
-        Ternary::MadWide if is_int => |a, b, c, ty| ((ty.extend(a) * ty.extend(b)) as u64).wrapping_add(c),
-        Ternary::Prmt => |a, b, selector, _| prmt(a, b, selector),
+        Ternary::Mad if ty == Ty::F32 => lanes!(|a, b, c, _| of_f32(f32_of(a).mul_add(f32_of(b), f32_of(c)))),
+        Ternary::Mad if is_int => lanes!(|a, b, c, _| a.wrapping_mul(b).wrapping_add(c)),
+        Ternary::MadWide if is_int => lanes!(|a, b, c, ty| ((ty.extend(a) * ty.extend(b)) as u64).wrapping_add(c)),
+        Ternary::Prmt => lanes!(|a, b, selector, _| prmt(a, b, selector)),
         _ => return None,
     })
 }
@@ -153,7 +167,7 @@ pub fn bfe(a: u64, position: u64, length: u64, ty: Ty) -> u64 {
 /// Whether `a` compares so to `b`.
 pub fn compare(compare: Compare, a: u64, b: u64, ty: Ty) -> bool {
     use std::cmp::Ordering::{Equal, Greater, Less};
-    let order = if ty == Ty::F32 { f32_of(a).partial_cmp(&f32_of(b)) } else { Some(ty.extend(a).cmp(&ty.extend(b))) };
+    let order = if ty == Ty::F32 { f32_of(a).partial_cmp(&f32_of(b)) } else { Some(ty.rank(a).cmp(&ty.rank(b))) };
     match compare {
         Compare::Eq => order == Some(Equal),
         Compare::Ne => matches!(order, Some(Less | Greater)),

@@ -47,7 +47,7 @@ pub fn shared_of_rank(address: u32, rank: u32) -> u32 {
 
 /// Rank and address of what [`shared_of_rank`] gave.
 pub fn rank_of(address: u32) -> (usize, u32) {
-    ((address >> RANK_SHIFT) as usize - 1, address & ((1 << RANK_SHIFT) - 1))
+    ((address >> RANK_SHIFT).wrapping_sub(1) as usize, address & ((1 << RANK_SHIFT) - 1))
 }
 
 impl Cluster {

@@ -93,25 +93,25 @@ fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, l
     match inst.op {
         Op::Unary(op, ty) => {
             let f = alu::unary(op, ty).ok_or_else(unsupported)?;
-            let a = v(warp, 1);
-            set(warp, &operands[0], lanes, ty, |lane| f(a[lane], ty));
+            let result = f(&v(warp, 1), ty);
+            set(warp, &operands[0], lanes, ty, |lane| result[lane]);
         }
         Op::Flushed(op) => {
             let f = alu::unary(op, Ty::F32).ok_or_else(unsupported)?;
-            let a = v(warp, 1);
-            set(warp, &operands[0], lanes, Ty::F32, |lane| alu::flushed(f(alu::flushed(a[lane]), Ty::F32)));
+            let result = f(&v(warp, 1).map(alu::flushed), Ty::F32);
+            set(warp, &operands[0], lanes, Ty::F32, |lane| alu::flushed(result[lane]));
         }
         Op::Binary(op, ty) => {
             let f = alu::binary(op, ty).ok_or_else(unsupported)?;
-            let (a, b) = (v(warp, 1), v(warp, 2));
+            let result = f(&v(warp, 1), &v(warp, 2), ty);
             let to = if op == crate::inst::Binary::MulWide { Ty::Bits(2 * ty.bytes() as u8) } else { ty };
-            set(warp, &operands[0], lanes, to, |lane| f(a[lane], b[lane], ty));
+            set(warp, &operands[0], lanes, to, |lane| result[lane]);
         }
         Op::Ternary(op, ty) => {
             let f = alu::ternary(op, ty).ok_or_else(unsupported)?;
-            let (a, b, c) = (v(warp, 1), v(warp, 2), v(warp, 3));
+            let result = f(&v(warp, 1), &v(warp, 2), &v(warp, 3), ty);
             let to = if op == crate::inst::Ternary::MadWide { Ty::Bits(2 * ty.bytes() as u8) } else { ty };
-            set(warp, &operands[0], lanes, to, |lane| f(a[lane], b[lane], c[lane], ty));
+            set(warp, &operands[0], lanes, to, |lane| result[lane]);
         }
         Op::Bfi(ty) => {
             let [a, b, at, length] = [1, 2, 3, 4].map(|i| v(warp, i));
@@ -161,7 +161,7 @@ fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, l
         Op::Reduce(op, ty) => {
             let f = alu::binary(op, ty).ok_or_else(unsupported)?;
             let a = v(warp, 1);
-            let result = lanes_of(lanes).map(|lane| a[lane]).reduce(|a, b| f(a, b, ty)).unwrap_or_default();
+            let result = lanes_of(lanes).map(|lane| a[lane]).reduce(|a, b| f(&[a; LANES], &[b; LANES], ty)[0]).unwrap_or_default();
             set(warp, &operands[0], lanes, ty, |_| result);
         }
         Op::ActiveMask => set(warp, &operands[0], lanes, Ty::Bits(4), |_| lanes.into()),

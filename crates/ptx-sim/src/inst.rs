@@ -55,6 +55,13 @@ impl Ty {
         if self == Ty::Pred { 1 } else { u64::MAX >> (64 - 8 * self.bytes()) }
     }
 
+    /// A number that orders integers of the type.
+    #[inline]
+    pub fn rank(self, bits: u64) -> i64 {
+        let high = bits << (64 - 8 * self.bytes());
+        if matches!(self, Ty::Signed(_)) { high as i64 } else { (high ^ 1 << 63) as i64 }
+    }
+
     /// The value of an integer's bits.
     #[inline]
     pub fn extend(self, bits: u64) -> i128 {

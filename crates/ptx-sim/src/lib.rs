@@ -9,7 +9,7 @@
 //!   have been fenced (`fence.proxy.async`);
 //! - a deadlock, lanes that do not come to an instruction of the whole warp, a barrier used with two counts.
 //!
-//! Supported is what the kernels of candle-paged-attn use; all else is refused when the text is read. Shared memory and registers start as NaNs.
+//! Supported is what the kernels of candle-paged-attn use; all else is refused when the text is read. Shared memory starts as NaNs.
 //!
 //! Not modelled: time, caches, ptxas's scheduling, races in global memory, kernels that overlap, the rounding of matrix products (sums are exact).
 

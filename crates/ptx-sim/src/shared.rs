@@ -8,14 +8,13 @@ use crate::parse::SHARED_BASE;
 const WORD: usize = 4;
 /// The epoch of an access that goes on until it is waited for.
 const UNDER_WAY: u32 = u32::MAX;
-const NOBODY: u16 = u16::MAX;
 
-/// The last write of a word.
-#[derive(Debug, Clone, Copy)]
+/// The last write of a word; at epoch 0 nobody's.
+#[derive(Debug, Clone, Copy, Default)]
 struct Write {
+    epoch: u32,
     agent: u16,
     lane: u8,
-    epoch: u32,
 }
 
 /// The last reads of a word by one warp: its epoch and lane.
@@ -62,7 +61,7 @@ impl Shared {
         let words = size.div_ceil(WORD);
         Self {
             bytes: vec![0xff; words * WORD],
-            writes: vec![Write { agent: NOBODY, lane: 0, epoch: 0 }; words],
+            writes: vec![Write::default(); words],
             reads: vec![Read::default(); words * warps],
             warps,
             first_agent,
@@ -80,11 +79,11 @@ impl Shared {
         Ok(at)
     }
 
-    /// Reads up to 16 bytes.
-    pub fn read<const N: usize>(&mut self, address: u32, who: Who<'_>) -> Result<[u8; N], Fault> {
-        let at = self.range(address, N, "read")?;
+    /// Reads up to 16 bytes, the first the lowest.
+    pub fn read(&mut self, address: u32, bytes: usize, who: Who<'_>) -> Result<u128, Fault> {
+        let at = self.range(address, bytes, "read")?;
         let own = who.agent.index - self.first_agent;
-        for word in at / WORD..(at + N).div_ceil(WORD) {
+        for word in at / WORD..(at + bytes).div_ceil(WORD) {
             self.after_write(word, who, "read")?;
             let read = &mut self.reads[word * self.warps + own];
             if read.0 != Read::UNDER_WAY.0 {
@@ -92,24 +91,24 @@ impl Shared {
                 *read = Read::new(who.agent.now(), if is_other { SEVERAL } else { who.lane });
             }
         }
-        Ok(std::array::from_fn(|i| self.bytes[at + i]))
+        Ok(little_endian(&self.bytes[at..at + bytes]))
     }
 
     /// Reads 16 bytes for the tensor cores, which go on reading until [`Shared::finish_read`].
-    pub fn begin_read(&mut self, address: u32, who: Who<'_>) -> Result<[u8; 16], Fault> {
+    pub fn begin_read(&mut self, address: u32, who: Who<'_>) -> Result<u128, Fault> {
         let at = self.range(address, 16, "read")?;
         let own = who.agent.index - self.first_agent;
         for word in at / WORD..(at + 16) / WORD {
             self.after_write(word, who, "read by wgmma")?;
             let Write { agent, epoch, .. } = self.writes[word];
-            if agent != NOBODY && who.agent.clocks.fenced[usize::from(agent)] < epoch {
+            if who.agent.clocks.fenced[usize::from(agent)] < epoch {
                 let address = SHARED_BASE + (word * WORD) as u32;
                 let other = format!("{}, as no fence.proxy.async lies between", self.said(self.writes[word]));
                 return Err(Fault::Race { access: "read by wgmma", address, other });
             }
             self.reads[word * self.warps + own] = Read::UNDER_WAY;
         }
-        Ok(std::array::from_fn(|i| self.bytes[at + i]))
+        Ok(little_endian(&self.bytes[at..at + 16]))
     }
 
     /// The tensor cores have read the 16 bytes at `address` (`under_way`: for one product, but still read them for another).
@@ -160,7 +159,7 @@ impl Shared {
     fn after_write(&self, word: usize, who: Who<'_>, access: &'static str) -> Result<(), Fault> {
         let write = self.writes[word];
         let is_ordered =
-            write.agent == NOBODY || write.epoch != UNDER_WAY && who.agent.is_after(write.agent.into(), write.lane, write.epoch, who.lane);
+            write.epoch == 0 || write.epoch != UNDER_WAY && who.agent.is_after(write.agent.into(), write.lane, write.epoch, who.lane);
         if is_ordered {
             return Ok(());
         }
@@ -188,4 +187,11 @@ impl Shared {
             _ => format!("{kind} from another CTA"),
         }
     }
+}
+
+/// Up to 16 bytes as a number, the first the lowest.
+pub fn little_endian(bytes: &[u8]) -> u128 {
+    let mut all = [0; 16];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u128::from_le_bytes(all)
 }

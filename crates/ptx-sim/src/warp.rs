@@ -103,7 +103,8 @@ impl Warp {
         Self {
             cta,
             index,
-            regs: vec![[u64::MAX; LANES]; program.registers],
+            // Zeros cost nothing where no register is touched.
+            regs: vec![[0; LANES]; program.registers],
             local: vec![vec![0xff; program.local_bytes]; LANES],
             here: Group { pc: 0, lanes: u32::MAX, waits: false },
             others: vec![],

@@ -1,5 +1,8 @@
 //! Matrix products: `mma.sync` of a warp, `wgmma` of a warpgroup. Sums are exact to F64 and rounded once, where the hardware rounds more.
 
+use std::ops::Range;
+use std::sync::LazyLock;
+
 use half::{bf16, f16};
 
 use super::{Env, elements, set, value, vector};
@@ -14,28 +17,49 @@ use crate::warp::{Lanes, Warp};
 /// Rows of a warp's product.
 const ROWS: usize = 16;
 
-fn number(element: Element, bits: u32) -> f32 {
-    match element {
+fn number(element: Element, bits: u32) -> f64 {
+    static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|byte| e4m3(byte as u8)));
+    f64::from(match element {
         Element::F16 => f16::from_bits(bits as u16).to_f32(),
         Element::Bf16 => bf16::from_bits(bits as u16).to_f32(),
-        Element::E4m3 => e4m3(bits as u8),
-    }
+        Element::E4m3 => E4M3[bits as usize & 0xff],
+    })
 }
 
 /// The elements of a register.
-fn unpacked(element: Element, register: u64) -> impl Iterator<Item = f32> {
+fn unpacked(element: Element, register: u64) -> impl Iterator<Item = f64> {
     let bits = 8 * element.bytes();
     (0..32 / bits).map(move |i| number(element, (register >> (bits * i)) as u32 & (u32::MAX >> (32 - bits))))
 }
 
+/// `[rows, columns]`, row by row.
+struct Matrix {
+    columns: usize,
+    numbers: Vec<f64>,
+}
+
+impl Matrix {
+    fn new(rows: usize, columns: usize) -> Self {
+        Self { columns, numbers: vec![0.0; rows * columns] }
+    }
+
+    fn row(&self, row: usize) -> &[f64] {
+        &self.numbers[row * self.columns..][..self.columns]
+    }
+
+    fn set(&mut self, row: usize, column: usize, x: f64) {
+        self.numbers[row * self.columns + column] = x;
+    }
+}
+
 /// `A[16, k]` out of a warp's four registers.
-fn rows_of_a(element: Element, a: &[Lanes]) -> Vec<Vec<f32>> {
+fn rows_of_a(element: Element, a: &[Lanes]) -> Matrix {
     let k = element.k();
-    let mut rows = vec![vec![0.0; k]; ROWS];
+    let mut rows = Matrix::new(ROWS, k);
     for lane in 0..LANES {
         for (i, register) in a.iter().enumerate() {
             let (row, column) = (lane / 4 + 8 * (i % 2), (i / 2 * 4 + lane % 4) * (k / 8));
-            unpacked(element, register[lane]).enumerate().for_each(|(j, x)| rows[row][column + j] = x);
+            unpacked(element, register[lane]).enumerate().for_each(|(j, x)| rows.set(row, column + j, x));
         }
     }
     rows
@@ -46,18 +70,24 @@ fn place_in_c(lane: usize, i: usize) -> (usize, usize) {
     (lane / 4 + 8 * (i % 4 / 2), i / 4 * 8 + lane % 4 * 2 + i % 2)
 }
 
-/// A row times a column, on top of `start`.
-fn dot(row: &[f32], column: &[f32], start: f32) -> f32 {
-    row.iter().zip(column).map(|(&x, &y)| f64::from(x) * f64::from(y)).fold(f64::from(start), |sum, x| sum + x) as f32
-}
-
-/// `D[16, n] = A B + C`, B given by columns; C is zero without.
-fn multiply(warp: &mut Warp, to: &[Operand], a: &[Vec<f32>], b: &[Vec<f32>], c: Option<&[Lanes]>) {
+/// `D[16, n] = A[16, k] B[k, n] + C`; C is zero without.
+fn multiply(warp: &mut Warp, to: &[Operand], a: &Matrix, b: &Matrix, c: Option<&[Lanes]>) {
+    let mut sums = Matrix::new(ROWS, b.columns);
+    for (i, c) in c.unwrap_or_default().iter().enumerate() {
+        for (lane, &c) in c.iter().enumerate() {
+            let (row, column) = place_in_c(lane, i);
+            sums.set(row, column, f32::from_bits(c as u32).into());
+        }
+    }
+    for (row, sums) in sums.numbers.chunks_exact_mut(b.columns).enumerate() {
+        for (k, &x) in a.row(row).iter().enumerate() {
+            sums.iter_mut().zip(b.row(k)).for_each(|(sum, &y)| *sum += x * y);
+        }
+    }
     for (i, to) in to.iter().enumerate() {
         let element = |lane: usize| {
             let (row, column) = place_in_c(lane, i);
-            let start = c.map_or(0.0, |c| f32::from_bits(c[i][lane] as u32));
-            u64::from(dot(&a[row], &b[column], start).to_bits())
+            u64::from((sums.row(row)[column] as f32).to_bits())
         };
         set(warp, to, u32::MAX, Ty::F32, element);
     }
@@ -67,14 +97,14 @@ fn multiply(warp: &mut Warp, to: &[Operand], a: &[Vec<f32>], b: &[Vec<f32>], c: 
 pub fn mma(warp: &mut Warp, env: &Env<'_>, inst: &Inst, element: Element) {
     let [a, b, c] = [1, 2, 3].map(|i| vector(warp, env, &inst.operands[i]));
     let k = element.k();
-    let mut columns = vec![vec![0.0; k]; 8];
+    let mut rows = Matrix::new(k, 8);
     for lane in 0..LANES {
         for (i, register) in b.iter().enumerate() {
             let first = (i * 4 + lane % 4) * (k / 8);
-            unpacked(element, register[lane]).enumerate().for_each(|(j, x)| columns[lane / 4][first + j] = x);
+            unpacked(element, register[lane]).enumerate().for_each(|(j, x)| rows.set(first + j, lane / 4, x));
         }
     }
-    multiply(warp, elements(&inst.operands[0]), &rows_of_a(element, &a), &columns, Some(&c));
+    multiply(warp, elements(&inst.operands[0]), &rows_of_a(element, &a), &rows, Some(&c));
 }
 
 /// A matrix in shared memory as a descriptor has it: rows of 128 bytes, swizzled in atoms of eight.
@@ -102,25 +132,27 @@ impl Descriptor {
         plain ^ (plain >> 3 & 0x70)
     }
 
-    /// `rows` rows of `bytes` bytes from the row's beginning on.
-    fn read(&self, warp: &mut Warp, cluster: &mut Cluster, rows: usize, bytes: usize) -> Result<Vec<Vec<u8>>, Fault> {
-        let mut matrix = vec![vec![]; rows];
-        for (row, data) in matrix.iter_mut().enumerate() {
+    /// `bytes` bytes of each of `rows` rows; `each` gets every element's row and column.
+    fn read(
+        &self,
+        warp: &mut Warp,
+        cluster: &mut Cluster,
+        element: Element,
+        rows: Range<usize>,
+        bytes: usize,
+        mut each: impl FnMut(usize, usize, f64),
+    ) -> Result<(), Fault> {
+        let shared = &mut cluster.ctas[warp.cta].shared;
+        for row in rows.clone() {
             for at in (0..bytes).step_by(16) {
                 let address = self.address(row, at);
-                let who = Who { agent: &warp.agent, lane: WARP };
-                data.extend(cluster.ctas[warp.cta].shared.begin_read(address, who)?);
+                let data = shared.begin_read(address, Who { agent: &warp.agent, lane: WARP })?;
                 warp.products.push(address);
+                let numbers = (0..4).flat_map(|word| unpacked(element, (data >> (32 * word)) as u64));
+                numbers.enumerate().for_each(|(i, x)| each(row - rows.start, at / element.bytes() + i, x));
             }
         }
-        Ok(matrix)
-    }
-}
-
-fn numbers(element: Element, bytes: &[u8]) -> Vec<f32> {
-    match element {
-        Element::E4m3 => bytes.iter().map(|&byte| e4m3(byte)).collect(),
-        _ => bytes.as_chunks().0.iter().map(|half| number(element, u16::from_le_bytes(*half).into())).collect(),
+        Ok(())
     }
 }
 
@@ -138,20 +170,19 @@ pub fn wgmma(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst,
     let a = if a_in_shared {
         let descriptor = Descriptor::of(value(warp, env, &operands[1])[0])?;
         let first = warp.index % 4 * ROWS;
-        let rows = descriptor.read(warp, cluster, first + ROWS, 32)?;
-        rows[first..].iter().map(|row| numbers(element, row)).collect()
+        let mut a = Matrix::new(ROWS, k);
+        descriptor.read(warp, cluster, element, first..first + ROWS, 32, |row, column, x| a.set(row, column, x))?;
+        a
     } else {
         rows_of_a(element, &vector(warp, env, &operands[1]))
     };
     let descriptor = Descriptor::of(value(warp, env, &operands[2])[0])?;
-    let b = if b_across == 1 {
-        let rows = descriptor.read(warp, cluster, k, columns * element.bytes())?;
-        let rows: Vec<Vec<f32>> = rows.iter().map(|row| numbers(element, row)).collect();
-        (0..columns).map(|column| rows.iter().map(|row| row[column]).collect()).collect()
+    let mut b = Matrix::new(k, columns);
+    if b_across == 1 {
+        descriptor.read(warp, cluster, element, 0..k, columns * element.bytes(), |row, column, x| b.set(row, column, x))?;
     } else {
-        let rows = descriptor.read(warp, cluster, columns, 32)?;
-        rows.iter().map(|row| numbers(element, row)).collect::<Vec<_>>()
-    };
+        descriptor.read(warp, cluster, element, 0..columns, 32, |row, column, x| b.set(column, row, x))?;
+    }
     let c = vector(warp, env, &operands[0]);
     let adds = flag(warp, 3) == 1;
     multiply(warp, elements(&operands[0]), &a, &b, adds.then_some(c.as_slice()));

@@ -7,7 +7,7 @@ use crate::clock::WARP;
 use crate::cluster::Cluster;
 use crate::error::Fault;
 use crate::inst::{Inst, LANES, Operand, Space, Ty};
-use crate::shared::Who;
+use crate::shared::{Who, little_endian};
 use crate::warp::{Copying, Lanes, Warp, lanes_of};
 
 /// Addresses of an operand in all lanes.
@@ -23,41 +23,21 @@ fn aligned(address: u64, bytes: usize) -> Result<(), Fault> {
     if address.is_multiple_of(bytes as u64) { Ok(()) } else { Err(Fault::Misaligned { address, bytes }) }
 }
 
-fn read_global(warp: &mut Warp, address: u64, bytes: usize) -> Result<[u8; 16], Fault> {
+fn read_global(warp: &mut Warp, address: u64, bytes: usize) -> Result<u128, Fault> {
     let view = &mut warp.view;
-    let mut data = [0; 16];
-    match bytes {
-        1 => data[..1].copy_from_slice(&view.load::<1>(address)?),
-        2 => data[..2].copy_from_slice(&view.load::<2>(address)?),
-        4 => data[..4].copy_from_slice(&view.load::<4>(address)?),
-        8 => data[..8].copy_from_slice(&view.load::<8>(address)?),
-        16 => data = view.load::<16>(address)?,
+    Ok(match bytes {
+        1 => view.load::<1>(address)?[0].into(),
+        2 => u16::from_le_bytes(view.load(address)?).into(),
+        4 => u32::from_le_bytes(view.load(address)?).into(),
+        8 => u64::from_le_bytes(view.load(address)?).into(),
+        16 => u128::from_le_bytes(view.load(address)?),
         other => return Err(Fault::Misuse(format!("an access of {other} bytes"))),
-    }
-    Ok(data)
-}
-
-fn read_shared(warp: &Warp, cluster: &mut Cluster, address: u64, bytes: usize, lane: usize) -> Result<[u8; 16], Fault> {
-    let who = Who { agent: &warp.agent, lane: lane as u8 };
-    let shared = &mut cluster.ctas[warp.cta].shared;
-    let address = address as u32;
-    let mut data = [0; 16];
-    match bytes {
-        2 => data[..2].copy_from_slice(&shared.read::<2>(address, who)?),
-        4 => data[..4].copy_from_slice(&shared.read::<4>(address, who)?),
-        8 => data[..8].copy_from_slice(&shared.read::<8>(address, who)?),
-        16 => data = shared.read::<16>(address, who)?,
-        other => return Err(Fault::Misuse(format!("an access of {other} bytes of shared memory"))),
-    }
-    Ok(data)
+    })
 }
 
 /// Of parameters or a lane's own memory, both small and addressed from 0.
-fn read_own(memory: &[u8], what: &str, address: u64, bytes: usize) -> Result<[u8; 16], Fault> {
-    let found = own_range(memory.len(), what, address, bytes)?;
-    let mut data = [0; 16];
-    data[..bytes].copy_from_slice(&memory[found]);
-    Ok(data)
+fn read_own(memory: &[u8], what: &str, address: u64, bytes: usize) -> Result<u128, Fault> {
+    Ok(little_endian(&memory[own_range(memory.len(), what, address, bytes)?]))
 }
 
 fn own_range(len: usize, what: &str, address: u64, bytes: usize) -> Result<Range<usize>, Fault> {
@@ -72,18 +52,21 @@ pub fn load(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, 
         return Err(Fault::Misuse("a load that extends a sign is not supported".to_string()));
     }
     let bytes = ty.bytes() * to.len();
-    let mut data = [[0u8; 16]; LANES];
+    let mut data = [0u128; LANES];
     for lane in lanes_of(lanes) {
         aligned(at[lane], bytes)?;
         data[lane] = match space {
             Space::Global => read_global(warp, at[lane], bytes)?,
-            Space::Shared => read_shared(warp, cluster, at[lane], bytes, lane)?,
+            Space::Shared => {
+                let who = Who { agent: &warp.agent, lane: lane as u8 };
+                cluster.ctas[warp.cta].shared.read(at[lane] as u32, bytes, who)?
+            }
             Space::Param => read_own(env.params, "parameters", at[lane], bytes)?,
             Space::Local => read_own(&warp.local[lane], "local memory", at[lane], bytes)?,
         };
     }
     for (i, to) in to.iter().enumerate() {
-        set(warp, to, lanes, ty, |lane| (u128::from_le_bytes(data[lane]) >> (8 * ty.bytes() * i)) as u64);
+        set(warp, to, lanes, ty, |lane| (data[lane] >> (8 * ty.bytes() * i)) as u64);
     }
     Ok(())
 }
@@ -125,12 +108,12 @@ pub fn copy(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, 
     for lane in lanes_of(lanes) {
         aligned(from[lane], bytes)?;
         let data = match read[lane] as usize {
-            0 => [0; 16],
+            0 => 0,
             all if all == bytes => read_global(warp, from[lane], bytes)?,
             part => return Err(Fault::Misuse(format!("a copy that reads {part} of {bytes} bytes is not supported"))),
         };
         let who = Who { agent: &warp.agent, lane: lane as u8 };
-        cluster.ctas[warp.cta].shared.write(to[lane] as u32, &data[..bytes], who, true)?;
+        cluster.ctas[warp.cta].shared.write(to[lane] as u32, &data.to_le_bytes()[..bytes], who, true)?;
         warp.copies[lane].push(Copying { address: to[lane] as u32, bytes });
     }
     Ok(())
@@ -149,11 +132,11 @@ pub fn copy_wait(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &I
 /// Four matrices of 8 x 8 halves: lanes 8i to 8i + 7 say where the rows of matrix i are, and each lane gets two neighbours of a row, or of a column.
 pub fn load_matrix(warp: &mut Warp, cluster: &mut Cluster, _env: &Env<'_>, inst: &Inst, transposed: bool) -> Result<(), Fault> {
     let (to, at) = (elements(&inst.operands[0]), addresses(warp, &inst.operands[1]));
-    let mut rows = [[0u8; 16]; LANES];
+    let mut rows = [0u128; LANES];
     for (row, address) in rows.iter_mut().zip(at) {
-        *row = cluster.ctas[warp.cta].shared.read::<16>(address as u32, Who { agent: &warp.agent, lane: WARP })?;
+        *row = cluster.ctas[warp.cta].shared.read(address as u32, 16, Who { agent: &warp.agent, lane: WARP })?;
     }
-    let half = |row: usize, column: usize| u64::from(u16::from_le_bytes([rows[row][2 * column], rows[row][2 * column + 1]]));
+    let half = |row: usize, column: usize| (rows[row] >> (16 * column)) as u64 & 0xffff;
     for (matrix, to) in to.iter().enumerate() {
         let element = |lane: usize, i: usize| {
             let (outer, inner) = (lane / 4, lane % 4 * 2 + i);
