@@ -36,7 +36,7 @@
 //! | head_dim; page size | multiples of 8 to 1024; 1 to 1024 | the same; on tensor cores 64, 128 and 256 (FP8: 128, 256) | 64, 128, 192, 256, 512, 1024; powers of two from 8 (FP8: 16) to 1024 |
 //! | cache writes, copies and reads of pages | yes | yes | yes |
 //! | graphs, plans made on the device | | yes | yes |
-//! | checked | against float64 | against float64, on an H200; sm80 and sm89 compiled, not run | against float64, on a simulator of the GPU's instructions |
+//! | checked | against float64 | against float64, on an H200; sm80, sm89 and sm90 on a simulator of PTX | against float64, on a simulator of the GPU's instructions |
 //!
 //! # Features
 //!
