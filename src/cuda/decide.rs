@@ -3,15 +3,14 @@
 use candle::cuda_backend::cudarc::driver::CudaStream;
 use candle::{Device, Result, Tensor, bail};
 
-use super::decided::{Decided, Plan, check_slots, plan_on_device, splits_freely, whole_rows};
+use super::decided::Decided;
 use super::device::Gpu;
 use super::workspace::is_capturing;
 use crate::gpu::plan_shape::longest_query;
 use crate::op::PagedDecode;
 use crate::op::call::Call;
-use crate::op::decide::{HostTables, check_contents, check_host, host_plan, longest};
+use crate::op::decide::{HostTables, check_contents};
 use crate::op::shapes::Shapes;
-use crate::options::PlanChoice;
 
 /// Whether the tables are on the CPU.
 pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
@@ -28,23 +27,6 @@ pub(super) fn on_host(op: &PagedDecode) -> Result<bool> {
     Ok(host)
 }
 
-pub(super) fn decide_on_host(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu) -> Result<Decided> {
-    let arch = &gpu.arch;
-    let (shapes, rows) = check_host(call, &op.host_tables())?;
-    let query_len = longest(&rows);
-    // As where the tables are on the device.
-    let is_default = matches!(op.options.plan, PlanChoice::Default) && splits_freely(&op.options);
-    let plan = match whole_rows(&shapes, query_len, call, arch, shapes.table_tokens()).filter(|_| is_default) {
-        Some(plan) => plan,
-        None => {
-            let plan = host_plan(&shapes, &rows, call, op.given_plan()?, arch)?;
-            check_slots(plan.reduce.len(), plan.capacity(), rows.len())?;
-            Plan::Host(plan)
-        }
-    };
-    Decided::new(shapes, query_len, plan, call, arch)
-}
-
 pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, stream: &CudaStream) -> Result<Decided> {
     let options = &op.options;
     let shapes = Shapes::new(call)?;
@@ -52,8 +34,7 @@ pub(super) fn decide_on_device(op: &PagedDecode, call: &Call<'_>, gpu: &Gpu, str
     if options.validate && !is_capturing(stream)? {
         validate(op, call, gpu, &shapes, query_len)?;
     }
-    let plan = plan_on_device(&shapes, query_len, call, &gpu.arch, &options.plan)?;
-    Decided::new(shapes, query_len, plan, call, &gpu.arch)
+    Decided::by_sizes(op, shapes, query_len, call, &gpu.arch)
 }
 
 /// Reads tables, lengths and a given plan back and checks them. Waits for the device.

@@ -1,13 +1,14 @@
-//! What is decided of a call before anything is enqueued: its sizes, its plan, its kernel.
+//! What is decided of a call before anything is enqueued: its sizes, its plan, its kernel. Pure.
 
 use std::sync::Arc;
 
-use candle::{Device, Result, bail};
+use candle::{Device, Result, Tensor, bail};
 
 use super::specialize::{ReducerCut, reducer_cut};
-use crate::gpu::plan_shape::PlanShape;
-use crate::op::call::Call;
-use crate::op::decide::problem;
+use crate::gpu::plan_shape::{PlanShape, longest_query};
+use crate::op::PagedDecode;
+use crate::op::call::{Call, Described};
+use crate::op::decide::{check_host, host_plan, longest, problem};
 use crate::op::shapes::Shapes;
 use crate::options::{DecodeOptions, PlanChoice};
 use crate::plan::{HostPlan, PLANNER_THREADS};
@@ -24,8 +25,8 @@ pub(super) enum Plan {
     Free { tiles: usize },
 }
 
-/// What was decided of a call.
-pub(crate) struct Decided {
+/// What is decided of a call: the plan, the kernel, how results are merged.
+pub struct Decided {
     pub(super) shapes: Shapes,
     /// New tokens of the longest sequence.
     pub(super) query_len: usize,
@@ -34,12 +35,12 @@ pub(crate) struct Decided {
 }
 
 /// Whether the options leave open how rows are split.
-pub(super) fn splits_freely<T, P>(options: &DecodeOptions<T, P>) -> bool {
+fn splits_freely<T, P>(options: &DecodeOptions<T, P>) -> bool {
     options.max_partitions.is_none() && options.workgroup_budget.is_none()
 }
 
 /// Refuses a plan of `rows` rows and `slots` slots for a call of `needed` rows: a row without tasks is cleared by the slot of its number.
-pub(super) fn check_slots(rows: usize, slots: usize, needed: usize) -> Result<()> {
+fn check_slots(rows: usize, slots: usize, needed: usize) -> Result<()> {
     if rows != needed || slots < needed {
         bail!("plan: has {rows} rows and {slots} slots, the call has {needed} rows")
     }
@@ -72,7 +73,7 @@ pub(super) fn plan_on_device(shapes: &Shapes, query_len: usize, call: &Call<'_>,
 }
 
 /// No plan, where rows of at most `most_tokens` tokens are few and short.
-pub(super) fn whole_rows(shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch, most_tokens: usize) -> Option<Plan> {
+fn whole_rows(shapes: &Shapes, query_len: usize, call: &Call<'_>, arch: &Arch, most_tokens: usize) -> Option<Plan> {
     let most_tokens = most_tokens.min(shapes.table_tokens());
     let plan = Plan::Free { tiles: most_tokens.div_ceil(arch.name.tile_tokens()) };
     registry::walks_whole_rows(&plan.problem(shapes, query_len, call, arch), most_tokens, arch).then_some(plan)
@@ -98,17 +99,86 @@ fn takes_turns(shape: &PlanShape, arch: &Arch) -> bool {
     shape.rows() > 1 && (arch.compute_units + 1..=2 * arch.compute_units).contains(&blocks)
 }
 
+/// Where the tables of a call are: block tables, lengths and query starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// On the CPU: their contents decide.
+    Host,
+    /// On the GPU: the call's sizes decide, and the planner's kernel plans.
+    Device,
+}
+
 impl Decided {
+    /// What a GPU of `arch` would run of a call whose tensors are on the CPU, were q and the caches (`[q, key_cache, value_cache]`) on the GPU and its
+    /// tables there or not.
+    ///
+    /// # Errors
+    /// What the call itself would refuse.
+    pub fn of(op: &PagedDecode, tensors: [&Tensor; 3], tables: Tables, arch: &Arch) -> Result<Self> {
+        let call = op.call(tensors.map(Described::meta), None);
+        match tables {
+            Tables::Host => Self::by_contents(op, &call, arch),
+            Tables::Device => {
+                let shapes = Shapes::new(&call)?;
+                let query_len = longest_query(&shapes, &op.options)?;
+                Self::by_sizes(op, shapes, query_len, &call, arch)
+            }
+        }
+    }
+
+    /// A call with its tables on the host.
+    pub(super) fn by_contents(op: &PagedDecode, call: &Call<'_>, arch: &Arch) -> Result<Self> {
+        let (shapes, rows) = check_host(call, &op.host_tables())?;
+        let query_len = longest(&rows);
+        // As where the tables are on the device.
+        let is_default = matches!(op.options.plan, PlanChoice::Default) && splits_freely(&op.options);
+        let plan = match whole_rows(&shapes, query_len, call, arch, shapes.table_tokens()).filter(|_| is_default) {
+            Some(plan) => plan,
+            None => {
+                let plan = host_plan(&shapes, &rows, call, op.given_plan()?, arch)?;
+                check_slots(plan.reduce.len(), plan.capacity(), rows.len())?;
+                Plan::Host(plan)
+            }
+        };
+        Self::new(shapes, query_len, plan, call, arch)
+    }
+
+    /// A call with its tables on the device, of a longest query of `query_len` as far as the host knows.
+    pub(super) fn by_sizes(op: &PagedDecode, shapes: Shapes, query_len: usize, call: &Call<'_>, arch: &Arch) -> Result<Self> {
+        let plan = plan_on_device(&shapes, query_len, call, arch, &op.options.plan)?;
+        Self::new(shapes, query_len, plan, call, arch)
+    }
+
     /// A call that is to run by `plan`; `query_len` is its longest query.
-    pub fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, arch: &Arch) -> Result<Self> {
+    pub(super) fn new(shapes: Shapes, query_len: usize, plan: Plan, call: &Call<'_>, arch: &Arch) -> Result<Self> {
         let selection = registry::select(&plan.problem(&shapes, query_len, call, arch), arch)?;
         Ok(Self { shapes, query_len, selection, plan })
     }
 
+    /// The kernel.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// New tokens of the longest sequence, as far as the host knows.
+    pub fn query_len(&self) -> usize {
+        self.query_len
+    }
+
+    /// The plan, where the host makes it.
+    pub fn host_plan(&self) -> Option<&HostPlan> {
+        match &self.plan {
+            Plan::Host(plan) => Some(plan),
+            Plan::Device { .. } | Plan::Free { .. } => None,
+        }
+    }
+
+    /// Rows of the plan: sequences, or (sequence, KV head) pairs with per-head tables.
     pub fn plan_rows(&self) -> usize {
         self.shapes.plan_rows()
     }
 
+    /// Slots of the plan; without one a slot a row.
     pub fn slots(&self) -> usize {
         self.plan.slots(&self.shapes)
     }

@@ -6,7 +6,7 @@ use candle::cuda_backend::cudarc::driver::{CudaStream, sys};
 use candle::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-use super::decide::{decide_on_device, decide_on_host, on_host};
+use super::decide::{decide_on_device, on_host};
 use super::decided::{Decided, Plan};
 use super::device::Gpu;
 use super::launch::{Kernel, check};
@@ -157,7 +157,8 @@ impl<'a> Checked<'a> {
         let (gpu, stream) = (Gpu::of(device)?, device.cuda_stream());
         let metas = [meta("q", q.0, q.1)?, meta("key_cache", key.0, key.1)?, meta("value_cache", value.0, value.1)?];
         let call = op.call(metas, out);
-        let mut decided = if on_host(op)? { decide_on_host(op, &call, &gpu)? } else { decide_on_device(op, &call, &gpu, &stream)? };
+        let mut decided =
+            if on_host(op)? { Decided::by_contents(op, &call, &gpu.arch)? } else { decide_on_device(op, &call, &gpu, &stream)? };
         let strides = Strides::of(op, [q.1, key.1, value.1])?;
         if decided.selection.key.cuda.is_some() && !is_tile_aligned([q, key, value], metas, &strides, &stream) {
             let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu.arch);

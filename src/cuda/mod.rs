@@ -22,7 +22,7 @@
 //! # Kernels
 //!
 //! Compiled at their first use with the settings of [`crate::jit::JitSettings`]'s default, or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
-//! see [`crate::jit`]. The feature `nvrtc` is that alone, without a device.
+//! see [`crate::jit`]. The feature `nvrtc` is that alone, without a device. [`Decided`] is what would run of a call, known without a GPU too.
 
 #[cfg(feature = "cuda")]
 mod append;
@@ -58,6 +58,7 @@ mod write;
 pub(crate) use append::append_and_attend;
 #[cfg(feature = "cuda")]
 pub(crate) use copy::{copy_pages, read_pages};
+pub use decided::{Decided, Tables};
 #[cfg(feature = "cuda")]
 pub(crate) use decode::{Operand, attend_into, attend_new, explain};
 #[cfg(feature = "cuda")]

@@ -95,7 +95,7 @@ pub const REDUCER_SPLIT: usize = 4;
 
 /// The cut for `rows` (sequence, query token, query head) of up to `partials` partial results each: blocks share channels where most of the SMs
 /// would be idle without that.
-pub fn reducer_cut(partials: usize, rows: usize, selection: &Selection, sms: usize) -> ReducerCut {
+pub(crate) fn reducer_cut(partials: usize, rows: usize, selection: &Selection, sms: usize) -> ReducerCut {
     let head_dim = selection.key.head_dim;
     let warps = reducer_warps(partials);
     let divides = head_dim.is_power_of_two() && (64..=512).contains(&head_dim);

@@ -103,7 +103,6 @@ impl PlanShape {
 }
 
 /// New tokens of the longest sequence of a call, as far as the host knows.
-#[cfg(any(feature = "rocm", feature = "cuda"))]
 pub(crate) fn longest_query<T, P>(shapes: &Shapes, options: &DecodeOptions<T, P>) -> Result<usize> {
     match (&options.query_start, options.max_query_len) {
         (None, _) => Ok(shapes.rows.checked_div(shapes.batch).unwrap_or(0)),

@@ -1,14 +1,15 @@
 //! A decode call on the simulated device, launch by launch as `src/cuda/decode.rs` makes it: planner, tile, reducer.
 
 use candle::{Device as Cpu, Result, Tensor, bail};
+use candle_paged_attn::PagedDecode;
 use candle_paged_attn::cache::KvStrides;
-use candle_paged_attn::cuda::specialize::{self, ReducerCut, leaves_f16, reducer_cut, slot_rows};
+use candle_paged_attn::cuda::specialize::{self, leaves_f16, slot_rows};
+use candle_paged_attn::cuda::{Decided, Tables};
 use candle_paged_attn::registry::{Arch, ScaleMode, Selection};
 use testkit::arguments::Arguments;
 use testkit::cases::{Case, PlanRows};
 use testkit::raw::Raw;
 
-use crate::decide::{Decided, Plan, Tables};
 use crate::device::{Device, Shape};
 
 /// A call that was decided.
@@ -35,12 +36,13 @@ struct Places {
 impl<'a> Call<'a> {
     pub fn new(case: &'a Case, arch: &'a Arch, tables: Tables) -> Result<Self> {
         let rows = case.plan_rows()?;
-        let decided = Decided::new(case, &rows, arch, tables)?;
+        let op = PagedDecode::new(&case.block_tables, &case.context_lens, &case.options);
+        let decided = Decided::of(&op, [&case.q, &case.key_cache, &case.value_cache], tables, arch)?;
         Ok(Self { case, arch, rows, decided })
     }
 
     pub fn selection(&self) -> &Selection {
-        &self.decided.selection
+        self.decided.selection()
     }
 
     /// Output and LSE.
@@ -48,11 +50,11 @@ impl<'a> Call<'a> {
         let device = Device::default();
         let places = self.place(&device)?;
         if self.rows.queries() > 0 {
-            if let Plan::Device(slots) = self.decided.plan {
-                self.launch_planner(&device, &places, slots)?;
+            if self.decided.is_planned_here() {
+                self.launch_planner(&device, &places)?;
             }
             self.launch_tile(&device, &places)?;
-            if self.selection().needs_reducer() {
+            if self.decided.is_split() {
                 self.launch_reducer(&device, &places)?;
             }
         }
@@ -62,12 +64,12 @@ impl<'a> Call<'a> {
     fn place(&self, device: &Device) -> Result<Places> {
         let (spec, options, selection) = (&self.case.spec, &self.case.options, self.selection());
         let (plan_rows, slots) = (self.rows.lens.len(), self.slots());
-        let [work, reduce] = match &self.decided.plan {
-            Plan::Host(plan) => [plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| device.ints(records)),
-            Plan::Device(_) => [16 * slots, 8 * plan_rows].map(|bytes| device.unwritten(bytes)),
-            Plan::Free => [0; 2],
+        let [work, reduce] = match self.decided.host_plan() {
+            Some(plan) => [plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| device.ints(records)),
+            None if self.decided.is_planned_here() => [16 * slots, 8 * plan_rows].map(|bytes| device.unwritten(bytes)),
+            None => [0; 2],
         };
-        let states = if selection.needs_reducer() { slots * self.heads() * slot_rows(selection) } else { 0 };
+        let states = if self.decided.is_split() { slots * self.heads() * slot_rows(selection) } else { 0 };
         let channel = if leaves_f16(selection) { 2 } else { 4 };
         Ok(Places {
             work,
@@ -82,14 +84,14 @@ impl<'a> Call<'a> {
         })
     }
 
-    fn launch_planner(&self, device: &Device, places: &Places, slots: usize) -> Result<()> {
+    fn launch_planner(&self, device: &Device, places: &Places) -> Result<()> {
         let spec = &self.case.spec;
         let ragged = places.query_start != 0;
         let limit = spec.max_partitions.map_or(-1, clamp);
         let heads_per_row = if spec.per_head { spec.kv_heads } else { 1 };
         let mut arguments = Arguments::default();
         arguments.longs([places.context_lens, places.query_start, places.work, places.reduce]);
-        arguments.ints([self.rows.lens.len(), heads_per_row, self.decided.query_len, spec.window.unwrap_or(0), slots].map(clamp));
+        arguments.ints([self.rows.lens.len(), heads_per_row, self.decided.query_len(), spec.window.unwrap_or(0), self.slots()].map(clamp));
         arguments.ints([limit]);
         let kernel = specialize::plan(self.arch, self.rows.lens.len(), ragged)?;
         device.launch(&kernel, Shape::new([1; 3], 256), &arguments)
@@ -126,7 +128,7 @@ impl<'a> Call<'a> {
         arguments.longs(strides.as_flattened().iter().map(|&stride| stride as u64));
         arguments.f32(softmax_scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
         let pages = key_cache.dims()[0];
-        arguments.ints([spec.window.unwrap_or(0), self.decided.query_len, spec.kv_heads, pages, max_pages].map(clamp));
+        arguments.ints([spec.window.unwrap_or(0), self.decided.query_len(), spec.kv_heads, pages, max_pages].map(clamp));
         arguments.ints([self.rows.lens.len(), slot_rows(self.selection()), self.rows.queries()].map(clamp));
         // From each sequence's rows to the next's there is no more than from row to row.
         arguments.longs([0, 0]);
@@ -142,24 +144,18 @@ impl<'a> Call<'a> {
     }
 
     fn launch_reducer(&self, device: &Device, places: &Places) -> Result<()> {
-        let (spec, query_len, q_heads) = (&self.case.spec, self.decided.query_len, self.q_heads());
+        let (spec, query_len, q_heads) = (&self.case.spec, self.decided.query_len(), self.q_heads());
         let mut arguments = Arguments::default();
         arguments.longs([places.reduce, places.partial, places.statistics, places.sinks, places.query_start, places.out, places.lse]);
         arguments.longs([self.out_row(), spec.head_dim].map(|stride| stride as u64));
         let rows = slot_rows(self.selection());
         arguments.ints([query_len, q_heads, spec.kv_heads, rows, usize::from(spec.per_head), self.rows.queries()].map(clamp));
         arguments.longs([0]);
-        let cut = self.reducer_cut();
+        let cut = self.decided.reducer_cut(self.arch);
         let [x, y] = cut.grid(query_len, q_heads, spec.head_dim);
         let ragged = places.query_start != 0;
         let kernel = specialize::reduce(self.arch.name, spec.head_dim, spec.q_dtype, ragged, spec.per_head, cut)?;
         device.launch(&kernel, Shape::new([x, y, spec.lens.len()], cut.threads()), &arguments)
-    }
-
-    /// How results of a row's tasks are merged where there are several.
-    fn reducer_cut(&self) -> ReducerCut {
-        let rows = self.case.spec.lens.len() * self.decided.query_len * self.q_heads();
-        reducer_cut(self.slots().div_ceil(self.rows.lens.len().max(1)), rows, self.selection(), self.arch.compute_units)
     }
 
     fn results(&self, device: &Device, places: &Places) -> Result<(Tensor, Tensor)> {
@@ -176,7 +172,7 @@ impl<'a> Call<'a> {
     }
 
     fn slots(&self) -> usize {
-        self.decided.slots(self.rows.lens.len())
+        self.decided.slots()
     }
 
     /// KV heads that share a plan row.

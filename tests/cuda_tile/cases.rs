@@ -2,6 +2,7 @@
 
 use candle::{Error, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
+use candle_paged_attn::cuda::Tables;
 use candle_paged_attn::registry::{Arch, ArchName, Selection};
 use rayon::prelude::*;
 use testkit::cases::{Case, CaseSpec, Scales};
@@ -10,7 +11,6 @@ use testkit::errors::chain;
 use crate::call::Call;
 use crate::compile::has_nvrtc;
 use crate::cuts;
-use crate::decide::Tables;
 use crate::specs::{self, spec};
 
 /// Archs that kernels are written for.

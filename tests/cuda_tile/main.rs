@@ -7,7 +7,6 @@ mod cases;
 mod compile;
 #[path = "../cuda_op/cuts.rs"]
 mod cuts;
-mod decide;
 mod device;
 mod planner;
 mod shapes;

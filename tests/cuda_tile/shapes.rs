@@ -2,13 +2,13 @@
 
 use candle::Result;
 use candle_paged_attn::cache::KvDtype;
+use candle_paged_attn::cuda::Tables;
 use candle_paged_attn::registry::Arch;
 use rayon::prelude::*;
 use testkit::cases::{CaseSpec, Scales};
 
 use crate::cases::{all_right, check};
 use crate::compile::has_nvrtc;
-use crate::decide::Tables;
 use crate::specs::spec;
 
 /// A call, and how its kernel's name ends.

@@ -1,6 +1,7 @@
 //! One small call of every kernel variant, its tables on the device, where the planner runs too.
 
 use candle::Result;
+use candle_paged_attn::cuda::Tables;
 use candle_paged_attn::registry::{Arch, ArchName, Selection};
 use rayon::prelude::*;
 use testkit::cases::CaseSpec;
@@ -8,7 +9,6 @@ use testkit::cases::CaseSpec;
 use crate::cases::{all_right, check, on_archs};
 use crate::compile::has_nvrtc;
 use crate::cuts::{self, Cut};
-use crate::decide::Tables;
 
 /// Checks calls; on an H200 `is` what is chosen for them.
 #[track_caller]

@@ -115,11 +115,6 @@ pub struct PlanRows {
 }
 
 impl PlanRows {
-    /// New tokens of the longest.
-    pub fn longest_query(&self) -> usize {
-        self.query_lens.iter().copied().max().unwrap_or(0)
-    }
-
     /// Query rows of all sequences.
     pub fn queries(&self) -> usize {
         self.starts[self.starts.len() - 1] as usize
