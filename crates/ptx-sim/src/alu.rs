@@ -9,15 +9,25 @@ fn f32_of(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
 
+/// PTX's NaN is one, whatever those were that it came from.
 fn of_f32(x: f32) -> u64 {
-    u64::from(x.to_bits())
+    if x.is_nan() { 0x7fff_ffff } else { x.to_bits().into() }
+}
+
+/// Of zeros the negative one is the smaller; of a NaN and a number, the number is both.
+fn smaller(a: f32, b: f32) -> f32 {
+    if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { a.min(b) }
+}
+
+fn larger(a: f32, b: f32) -> f32 {
+    if a == b { f32::from_bits(a.to_bits() & b.to_bits()) } else { a.max(b) }
 }
 
 /// Both halves of a packed value through `f`.
 fn halves(a: u64, b: u64, f: impl Fn(f32, f32) -> f32) -> u64 {
     let half = |shift: u32| {
         let of = |bits: u64| f16::from_bits((bits >> shift) as u16).to_f32();
-        u64::from(f16::from_f32(f(of(a), of(b))).to_bits()) << shift
+        f16_of(f(of(a), of(b))) << shift
     };
     half(0) | half(16)
 }
@@ -75,8 +85,8 @@ pub fn binary(op: Binary, ty: Ty) -> Option<Function2> {
             Binary::Add => lanes!(|a, b, _| halves(a, b, |a, b| a + b)),
             Binary::Sub => lanes!(|a, b, _| halves(a, b, |a, b| a - b)),
             Binary::Mul => lanes!(|a, b, _| halves(a, b, |a, b| a * b)),
-            Binary::Min => lanes!(|a, b, _| halves(a, b, f32::min)),
-            Binary::Max => lanes!(|a, b, _| halves(a, b, f32::max)),
+            Binary::Min => lanes!(|a, b, _| halves(a, b, smaller)),
+            Binary::Max => lanes!(|a, b, _| halves(a, b, larger)),
             _ => return None,
         }),
         Ty::Bits(_) | Ty::Signed(_) | Ty::Pred => binary_int(op),
@@ -90,8 +100,8 @@ fn binary_f32(op: Binary) -> Option<Function2> {
         Binary::Sub => lanes!(|a, b, _| of_f32(f32_of(a) - f32_of(b))),
         Binary::Mul => lanes!(|a, b, _| of_f32(f32_of(a) * f32_of(b))),
         Binary::Div => lanes!(|a, b, _| of_f32(f32_of(a) / f32_of(b))),
-        Binary::Min => lanes!(|a, b, _| of_f32(f32_of(a).min(f32_of(b)))),
-        Binary::Max => lanes!(|a, b, _| of_f32(f32_of(a).max(f32_of(b)))),
+        Binary::Min => lanes!(|a, b, _| of_f32(smaller(f32_of(a), f32_of(b)))),
+        Binary::Max => lanes!(|a, b, _| of_f32(larger(f32_of(a), f32_of(b)))),
         // PTX: the sign of the first, the magnitude of the second.
         Binary::CopySign => lanes!(|a, b, _| a & 0x8000_0000 | b & 0x7fff_ffff),
         _ => return None,
@@ -221,11 +231,11 @@ fn f16_at(bits: u64) -> f32 {
 }
 
 fn f16_of(x: f32) -> u64 {
-    f16::from_f32(x).to_bits().into()
+    if x.is_nan() { 0x7fff } else { f16::from_f32(x).to_bits().into() }
 }
 
 fn bf16_of(x: f32) -> u64 {
-    bf16::from_f32(x).to_bits().into()
+    if x.is_nan() { 0x7fff } else { bf16::from_f32(x).to_bits().into() }
 }
 
 fn rounded(x: f64, round: Round) -> f64 {

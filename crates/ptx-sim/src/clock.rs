@@ -60,6 +60,15 @@ impl Agent {
         self.together = self.now();
     }
 
+    /// What some lanes release that have not waited for the others: what they all knew.
+    pub fn released(&self, lanes: u32) -> Clocks {
+        let mut known = self.clocks.clone();
+        if lanes != u32::MAX {
+            known.seen[self.index] = self.together - 1;
+        }
+        known
+    }
+
     /// Whether an access of `agent`'s `lane` at `epoch` is ordered before one of this warp's `own` lane.
     pub fn is_after(&self, agent: usize, lane: u8, epoch: u32, own: u8) -> bool {
         if agent != self.index {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use sim_memory::{Map, View};
 
-use crate::barrier::{Barrier, Mbarrier};
+use crate::barrier::{Barrier, Mbarrier, Meeting};
 use crate::clock::Agent;
 use crate::error::{Error, Fault, Result};
 use crate::exec::{Env, run};
@@ -16,17 +16,20 @@ use crate::warp::{State, Warp};
 const MBARRIERS: usize = 64;
 /// Where an address in the cluster's shared memory has the CTA's rank, counted from 1.
 const RANK_SHIFT: u32 = 24;
-/// Instructions of a look at an mbarrier: the look and the branch back.
-const POLL: u64 = 2;
+/// Looks at mbarriers in vain, by all warps that run, that are a deadlock: nobody is left who could end a phase, but a loop may count its looks.
+const LOOKS: u32 = 4096;
 /// Warps that a deadlock is shown of.
 const SHOWN: usize = 8;
+
+/// Warps that a `wgmma` is of.
+const WARPGROUP: usize = 4;
 
 /// A CTA's part of the cluster.
 pub struct Cta {
     pub shared: Shared,
     pub barriers: [Barrier; 16],
-    /// The round of the cluster's barrier that each warp came to last.
-    pub cluster_rounds: Vec<u32>,
+    /// Threads of warps that have not ended.
+    pub threads: u32,
     pub has_ended: bool,
     mbarriers: HashMap<u32, Mbarrier>,
 }
@@ -34,8 +37,7 @@ pub struct Cta {
 /// What the warps of a cluster share.
 pub struct Cluster {
     pub ctas: Vec<Cta>,
-    pub barrier: Barrier,
-    pub threads: u32,
+    pub barrier: Meeting,
     agents: usize,
     made: usize,
 }
@@ -45,9 +47,9 @@ pub fn shared_of_rank(address: u32, rank: u32) -> u32 {
     address | (rank + 1) << RANK_SHIFT
 }
 
-/// Rank and address of what [`shared_of_rank`] gave.
-pub fn rank_of(address: u32) -> (usize, u32) {
-    ((address >> RANK_SHIFT).wrapping_sub(1) as usize, address & ((1 << RANK_SHIFT) - 1))
+/// Rank and address of what [`shared_of_rank`] gave; no rank: an address of the own CTA.
+pub fn rank_of(address: u32) -> (Option<usize>, u32) {
+    ((address >> RANK_SHIFT).checked_sub(1).map(|rank| rank as usize), address & ((1 << RANK_SHIFT) - 1))
 }
 
 impl Cluster {
@@ -55,12 +57,12 @@ impl Cluster {
         let cta = |i: usize| Cta {
             shared: Shared::new(shared_bytes, warps, i * warps),
             barriers: Default::default(),
-            cluster_rounds: vec![0; warps],
+            threads: (warps * LANES) as u32,
             has_ended: false,
             mbarriers: HashMap::new(),
         };
         let agents = ctas * warps + MBARRIERS;
-        Self { ctas: (0..ctas).map(cta).collect(), barrier: Barrier::default(), threads: (ctas * warps * LANES) as u32, agents, made: 0 }
+        Self { ctas: (0..ctas).map(cta).collect(), barrier: Meeting::new(ctas * warps), agents, made: 0 }
     }
 
     /// Adds an mbarrier, made by `make` of its number among the agents and theirs.
@@ -80,10 +82,23 @@ impl Cluster {
         found.ok_or_else(|| Fault::Misuse(format!("no mbarrier at {at:#x} of CTA {cta}")))
     }
 
-    /// The mbarriers that a warp made are known to who then waits for the cluster.
-    pub fn made_known(&mut self, maker: usize) {
-        let all = self.ctas.iter_mut().flat_map(|cta| cta.mbarriers.values_mut());
-        all.filter(|barrier| barrier.made.0 == maker).for_each(|barrier| barrier.known_in_cluster = true);
+    fn mbarriers_of(&mut self, maker: usize) -> impl Iterator<Item = &mut Mbarrier> {
+        self.ctas.iter_mut().flat_map(|cta| cta.mbarriers.values_mut()).filter(move |barrier| barrier.made.0 == maker)
+    }
+
+    /// A fence by these lanes of a warp: the mbarriers that were made before are released to the cluster.
+    pub fn release_mbarriers(&mut self, maker: &Agent, lanes: u32) {
+        for barrier in self.mbarriers_of(maker.index) {
+            let (_, lane, epoch) = barrier.made;
+            barrier.released |= epoch < maker.together || lanes >> lane & 1 == 1;
+        }
+    }
+
+    /// Those of a warp that a fence released are known to who waits for this round of the cluster's barrier.
+    pub fn made_known(&mut self, maker: usize, round: u32) {
+        self.mbarriers_of(maker).filter(|barrier| barrier.released).for_each(|barrier| {
+            barrier.known_from.get_or_insert(round);
+        });
     }
 }
 
@@ -117,37 +132,62 @@ pub fn run_cluster(shape: &Shape<'_>, first: [u32; 3], map: &Map) -> Result<u64>
         Warp::new(i / warps, i % warps, shape.program, agent, View::new(map.clone()))
     };
     let mut all: Vec<Warp> = (0..shape.ctas as usize * warps).map(warp).collect();
+    let mut looks = 0;
     while all.iter().any(|warp| warp.state != State::Ended) {
         let mut goes_on = false;
         for i in 0..all.len() {
             let (warp, cta) = (&mut all[i], i / warps);
             goes_on |= wake(warp, &mut cluster);
             if warp.state == State::Runs {
-                let before = warp.executed;
                 run(warp, &mut cluster, &envs[cta]).map_err(|fault| located(fault, warp, &envs[cta]))?;
-                goes_on |= !warp.polls || warp.executed - before > POLL;
+                goes_on |= !warp.polls;
+                if warp.state == State::Ended {
+                    cluster.barrier.end(warp.arrived);
+                    end_warp(&mut cluster, cta, &all[cta * warps..(cta + 1) * warps])
+                        .map_err(|fault| located(fault, &all[i], &envs[cta]))?;
+                }
             }
-            cluster.ctas[cta].has_ended = all[cta * warps..(cta + 1) * warps].iter().all(|warp| warp.state == State::Ended);
         }
-        if !goes_on {
+        let polls = all.iter().any(|warp| warp.state == State::Runs);
+        looks = if goes_on { 0 } else { looks + 1 };
+        if looks > if polls { LOOKS } else { 0 } {
             return Err(deadlock(&all, &envs));
         }
     }
     Ok(all.iter().map(|warp| warp.executed).sum())
 }
 
+/// A warp of the CTA has ended: barriers go on without it. Where it was the last, nothing may be on its way to it, and its warpgroups must have multiplied together.
+fn end_warp(cluster: &mut Cluster, cta: usize, warps: &[Warp]) -> Result<(), Fault> {
+    let Cta { barriers, threads, has_ended, .. } = &mut cluster.ctas[cta];
+    *threads -= LANES as u32;
+    barriers.iter_mut().for_each(|barrier| barrier.end(LANES as u32));
+    *has_ended = *threads == 0;
+    if !*has_ended {
+        return Ok(());
+    }
+    if cluster.ctas[cta].mbarriers.values().any(|barrier| !barrier.is_done()) {
+        return Err(Fault::Misuse("the CTA ends before it has waited for what is sent to it".to_string()));
+    }
+    for group in warps.chunks(WARPGROUP) {
+        let all = |executed: u64| group.iter().all(|warp| warp.products_executed == executed);
+        if !(all(0) || group.len() == WARPGROUP && all(group[0].products_executed)) {
+            return Err(Fault::Misuse("a wgmma that not all warps of a warpgroup execute, or not of the same matrices".to_string()));
+        }
+    }
+    Ok(())
+}
+
 /// Lets a warp go on whose barrier's round has ended.
 fn wake(warp: &mut Warp, cluster: &mut Cluster) -> bool {
-    let barrier = match warp.state {
-        State::AtBarrier(id, round) => cluster.ctas[warp.cta].barriers[id].leave(round),
-        State::AtCluster(round) => cluster.barrier.leave(round),
-        State::Runs | State::Ended => None,
-    };
-    let Some(clocks) = barrier else { return false };
-    warp.agent.clocks.join(&clocks);
     match warp.state {
-        State::AtCluster(_) => warp.has_met_cluster = true,
-        _ => warp.agent.converge(),
+        State::AtBarrier(id, round) => {
+            let Some(clocks) = cluster.ctas[warp.cta].barriers[id].leave(round) else { return false };
+            warp.agent.clocks.join(&clocks);
+            warp.agent.converge();
+        }
+        State::AtCluster(round) if cluster.barrier.rounds > round => warp.met = Some(round),
+        State::AtCluster(_) | State::Runs | State::Ended => return false,
     }
     warp.state = State::Runs;
     true

@@ -15,16 +15,8 @@ pub fn op(mnemonic: &str) -> Result<Op, String> {
         return op.map_err(|reason| format!("{mnemonic}: {reason}"));
     }
     let unary = unary(name);
-    let flushes = has("ftz");
-    if flushes
-        && let Some(unary) = unary
-        && ty == Some(Ty::F32)
-    {
+    if let (Some(unary), true) = (unary, has("ftz")) {
         return Ok(Op::Flushed(unary));
-    }
-    let rounds_otherwise = name != "cvt" && ["rz", "rm", "rp"].iter().any(|round| has(round));
-    if flushes || rounds_otherwise || has("sat") {
-        return Err(format!("{mnemonic}: its rounding is not supported"));
     }
     if let Some(unary) = unary {
         return typed(&|ty| Op::Unary(unary, ty));
@@ -34,9 +26,8 @@ pub fn op(mnemonic: &str) -> Result<Op, String> {
     }
     match name {
         "mad" if has("wide") => typed(&|ty| Op::Ternary(Ternary::MadWide, ty)),
-        "mad" if has("hi") => Err(format!("{mnemonic} is not supported")),
         "mad" | "fma" => typed(&|ty| Op::Ternary(Ternary::Mad, ty)),
-        "prmt" if parts.len() == 2 => typed(&|ty| Op::Ternary(Ternary::Prmt, ty)),
+        "prmt" => typed(&|ty| Op::Ternary(Ternary::Prmt, ty)),
         "bfi" => typed(&|ty| Op::Bfi(ty)),
         "bfe" => typed(&|ty| Op::Bfe(ty)),
         "selp" => typed(&|ty| Op::Select(ty)),
@@ -52,58 +43,39 @@ pub fn op(mnemonic: &str) -> Result<Op, String> {
         "ld" | "st" => {
             let space = if has("global") {
                 Space::Global
-            } else if has("shared") || has("shared::cta") {
+            } else if has("shared") {
                 Space::Shared
             } else if has("local") {
                 Space::Local
-            } else if has("param") {
-                Space::Param
             } else {
-                return Err(format!("{mnemonic}: generic addresses are not supported"));
+                Space::Param
             };
-            typed(&|ty| if name == "ld" { Op::Load { space, ty } } else { Op::Store { space, ty } })
+            typed(&|ty| if name == "ld" { Op::Load { space, ty, register: ty } } else { Op::Store { space, ty } })
         }
         "bra" => Ok(Op::Branch),
         "ret" | "exit" => Ok(Op::Exit),
-        "activemask" => Ok(Op::ActiveMask),
-        "cvta" if has("to") => Ok(Op::Unary(Unary::Mov, Ty::Bits(8))),
-        "createpolicy" | "prefetch" | "griddepcontrol" | "setmaxnreg" | "nop" => Ok(Op::Hint),
+        "cvta" => Ok(Op::Unary(Unary::Mov, Ty::Bits(8))),
+        "createpolicy" | "prefetch" | "griddepcontrol" => Ok(Op::Hint),
+        "setmaxnreg" => Ok(Op::HintOfWarp),
         _ => Err(format!("{mnemonic} is not supported")),
     }
 }
 
-/// What can only be told from the operands: a move of several registers into one or out of one.
-pub fn with_operands(op: Op, mnemonic: &str, operands: Vec<Operand>) -> Result<(Op, Vec<Operand>), String> {
+/// What can only be told from the operands: a move of several registers into one or out of one, and the registers that a load extends to.
+pub fn with_operands(op: Op, operands: &[Operand], widths: &[u8]) -> Op {
     let is_vector = |i: usize| matches!(operands.get(i), Some(Operand::Vector(_)));
-    let op = match op {
+    match op {
         Op::Unary(Unary::Mov, ty) if is_vector(1) => Op::Pack(ty),
         Op::Unary(Unary::Mov, ty) if is_vector(0) => Op::Unpack(ty),
-        op => op,
-    };
-    let wanted = match op {
-        Op::Unary(..) | Op::Flushed(_) | Op::Load { .. } | Op::Store { .. } | Op::Pack(_) | Op::Unpack(_) | Op::LoadMatrix { .. } => 2..=2,
-        Op::Cvt { .. } => 2..=3,
-        Op::Binary(..) => 3..=3,
-        Op::Ternary(..) | Op::Bfe(_) | Op::Select(_) | Op::Mma(_) => 4..=4,
-        Op::Bfi(_) => 5..=5,
-        Op::Setp { combine, .. } => 3 + usize::from(combine.is_some())..=3 + usize::from(combine.is_some()),
-        Op::Shuffle(_) => 5..=5,
-        Op::Vote(_) | Op::Reduce(..) | Op::MapShared | Op::MbarrierExpect | Op::MbarrierTryWait | Op::Send { .. } => 3..=3,
-        Op::Copy { .. } => 3..=5,
-        Op::Barrier { waits } => {
-            if waits {
-                1..=2
-            } else {
-                2..=2
-            }
+        Op::Load { space, ty, register } => {
+            let first = match operands.first() {
+                Some(Operand::Vector(all)) => all.iter().find(|one| matches!(one, Operand::Reg(_))),
+                one => one,
+            };
+            let register = if let Some(Operand::Reg(to)) = first { Ty::Bits(widths[*to as usize]) } else { register };
+            Op::Load { space, ty, register }
         }
-        Op::Wgmma { .. } => 4..=8,
-        _ => 0..=4,
-    };
-    if wanted.contains(&operands.len()) {
-        Ok((op, operands))
-    } else {
-        Err(format!("{mnemonic}: {} operands, {wanted:?} are supported", operands.len()))
+        op => op,
     }
 }
 
@@ -112,14 +84,14 @@ fn synchronizing(parts: &[&str], ty: Option<Ty>) -> Option<Result<Op, String>> {
     let has = |part: &str| parts.contains(&part);
     let no = || Err("not supported".to_string());
     Some(Ok(match (parts[0], parts.get(1).copied().unwrap_or_default()) {
-        ("bar" | "barrier", "warp") => Op::SyncWarp,
+        ("bar", "warp") => Op::SyncWarp,
         ("barrier", "cluster") if has("wait") => Op::ClusterWait,
-        ("barrier", "cluster") => Op::ClusterArrive { relaxed: has("relaxed") },
-        ("bar" | "barrier", "sync") => Op::Barrier { waits: true },
-        ("bar" | "barrier", "arrive") => Op::Barrier { waits: false },
+        ("barrier", "cluster") => Op::ClusterArrive,
+        ("bar", "sync") => Op::Barrier { waits: true },
+        ("bar", "arrive") => Op::Barrier { waits: false },
         ("cp", "async") if has("commit_group") => Op::CopyCommit,
         ("cp", "async") if has("wait_group") => Op::CopyWait,
-        ("cp", "async") if has("global") && (has("cg") || has("ca")) => Op::Copy { bytes: 0 },
+        ("cp", "async") => Op::Copy,
         ("shfl", "sync") => Op::Shuffle(match *parts.get(2)? {
             "idx" => Shuffle::Index,
             "up" => Shuffle::Up,
@@ -141,7 +113,7 @@ fn synchronizing(parts: &[&str], ty: Option<Ty>) -> Option<Result<Op, String>> {
         ("mma", "sync") => {
             return Some(element(parts).filter(|e| has(&format!("m16n8k{}", e.k()))).map(Op::Mma).ok_or("shape".to_string()));
         }
-        ("wgmma", "fence") => Op::Hint,
+        ("wgmma", "fence") => Op::ProductsFence,
         ("wgmma", "commit_group") => Op::ProductsCommit,
         ("wgmma", "wait_group") => Op::ProductsWait,
         ("wgmma", "mma_async") => return Some(wgmma(parts)),
@@ -213,10 +185,10 @@ fn compare(name: &str) -> Option<Compare> {
     Some(match name {
         "eq" => Compare::Eq,
         "ne" => Compare::Ne,
-        "lt" | "lo" => Compare::Lt,
-        "le" | "ls" => Compare::Le,
-        "gt" | "hi" => Compare::Gt,
-        "ge" | "hs" => Compare::Ge,
+        "lt" => Compare::Lt,
+        "le" => Compare::Le,
+        "gt" => Compare::Gt,
+        "ge" => Compare::Ge,
         "equ" => Compare::Equ,
         "neu" => Compare::Neu,
         "ltu" => Compare::Ltu,

@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::error::Fault;
 use crate::inst::{Inst, LANES, Op, Operand, Shuffle, Special, Ty, Vote};
 use crate::parse::Program;
-use crate::warp::{Lanes, State, Warp, lanes_of};
+use crate::warp::{Choice, Lanes, State, Warp, lanes_of};
 
 /// What all warps of a CTA share and nobody changes.
 pub struct Env<'a> {
@@ -28,9 +28,14 @@ const LIMIT: u64 = 1 << 32;
 /// Runs a warp until it waits, ends, or looks at an mbarrier in vain.
 pub fn run(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>) -> Result<(), Fault> {
     warp.polls = false;
-    while warp.state == State::Runs && !warp.polls {
-        if !warp.choose() {
-            return Err(Fault::Divergence { lanes: warp.here.lanes, missing: warp.alive() & !warp.here.lanes });
+    while warp.state == State::Runs {
+        match warp.choose() {
+            Choice::Goes => {}
+            Choice::Waits => return Err(Fault::Divergence { lanes: warp.here.lanes, missing: warp.alive() & !warp.here.lanes }),
+            Choice::Polls => {
+                warp.polls = true;
+                return Ok(());
+            }
         }
         let Some(inst) = env.program.insts.get(warp.here.pc as usize) else {
             return Err(Fault::Misuse("the kernel goes on past its last instruction".to_string()));
@@ -56,13 +61,46 @@ fn step(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst) -> R
             return Ok(());
         }
         _ if lanes == 0 => {}
-        _ if awaits_others(warp, env, inst, lanes) => {
-            warp.here.waits = true;
+        _ if inst.op.is_aligned() && lanes != u32::MAX => {
+            warp.wait(lanes);
             return Ok(());
         }
-        _ => execute(warp, cluster, env, inst, lanes)?,
+        _ => {
+            matrix::leaves_products(warp, inst)?;
+            if inst.op.names_lanes() {
+                return by_masks(warp, cluster, env, inst, lanes);
+            }
+            execute(warp, cluster, env, inst, lanes)?;
+        }
     }
     warp.here.pc += 1;
+    Ok(())
+}
+
+/// Executes it for each set of lanes that a mask names and that are all here; the others wait. Lanes that have ended are not waited for.
+fn by_masks(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, lanes: u32) -> Result<(), Fault> {
+    let masks = inst.operands.last().map_or([0; LANES], |mask| value(warp, env, mask)).map(|mask| mask as u32);
+    let (mut left, mut waiting) = (lanes, 0);
+    while left != 0 {
+        let mask = masks[left.trailing_zeros() as usize];
+        let alike = lanes_of(left).filter(|&lane| masks[lane] == mask).fold(0, |all, lane| all | 1 << lane);
+        // A barrier orders all that it names, and who ended has not come to it.
+        let wanted = if inst.op == Op::SyncWarp { mask } else { mask & warp.alive() };
+        if alike & !mask != 0 || wanted & lanes & !alike != 0 {
+            return Err(Fault::Misuse(format!("lanes {alike:#010x} execute it with the mask {mask:#010x}")));
+        }
+        if wanted == alike {
+            execute(warp, cluster, env, inst, alike)?;
+        } else {
+            waiting |= alike;
+        }
+        left &= !alike;
+    }
+    if waiting == 0 {
+        warp.here.pc += 1;
+    } else {
+        warp.wait(waiting);
+    }
     Ok(())
 }
 
@@ -71,19 +109,6 @@ fn guard(warp: &Warp, inst: &Inst) -> u32 {
     let Some((register, negated)) = inst.guard else { return u32::MAX };
     let lanes = &warp.regs[register as usize];
     (0..LANES).filter(|&lane| (lanes[lane] & 1 == 1) != negated).fold(0, |mask, lane| mask | 1 << lane)
-}
-
-/// Whether lanes are missing that have to execute the instruction with these.
-fn awaits_others(warp: &Warp, env: &Env<'_>, inst: &Inst, lanes: u32) -> bool {
-    let wanted = if inst.op.is_aligned() {
-        u32::MAX
-    } else if inst.op.names_lanes() {
-        let mask = inst.operands.last().map_or([0; LANES], |mask| value(warp, env, mask));
-        lanes_of(lanes).fold(0, |all, lane| all | mask[lane] as u32)
-    } else {
-        return false;
-    };
-    wanted & !lanes != 0
 }
 
 fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, lanes: u32) -> Result<(), Fault> {
@@ -164,18 +189,18 @@ fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, l
             let result = lanes_of(lanes).map(|lane| a[lane]).reduce(|a, b| f(&[a; LANES], &[b; LANES], ty)[0]).unwrap_or_default();
             set(warp, &operands[0], lanes, ty, |_| result);
         }
-        Op::ActiveMask => set(warp, &operands[0], lanes, Ty::Bits(4), |_| lanes.into()),
-        Op::Load { space, ty } => memory::load(warp, cluster, env, inst, lanes, space, ty)?,
+        Op::Load { space, ty, register } => memory::load(warp, cluster, env, inst, lanes, space, (ty, register))?,
         Op::Store { space, ty } => memory::store(warp, cluster, env, inst, lanes, space, ty)?,
-        Op::Copy { .. } => memory::copy(warp, cluster, env, inst, lanes)?,
+        Op::Copy => memory::copy(warp, cluster, env, inst, lanes)?,
         Op::CopyCommit => lanes_of(lanes).for_each(|lane| warp.copies[lane].commit()),
         Op::CopyWait => memory::copy_wait(warp, cluster, env, inst, lanes),
         Op::LoadMatrix { transposed } => memory::load_matrix(warp, cluster, env, inst, transposed)?,
         Op::Mma(element) => matrix::mma(warp, env, inst, element),
         Op::Wgmma { columns, element } => matrix::wgmma(warp, cluster, env, inst, columns.into(), element)?,
+        Op::ProductsFence => warp.has_fenced_products = true,
         Op::ProductsCommit => warp.products.commit(),
         Op::ProductsWait => matrix::wait(warp, cluster, env, inst),
-        Op::Branch | Op::Exit | Op::Hint => {}
+        Op::Branch | Op::Exit | Op::Hint | Op::HintOfWarp => {}
         _ => sync::execute(warp, cluster, env, inst, lanes)?,
     }
     Ok(())
@@ -193,6 +218,13 @@ fn value(warp: &Warp, env: &Env<'_>, operand: &Operand) -> Lanes {
         Operand::Special(special) => std::array::from_fn(|lane| self::special(warp, env, *special, lane).into()),
         Operand::Vector(_) | Operand::Address { .. } | Operand::Target(_) | Operand::Sink => [0; LANES],
     }
+}
+
+/// An operand that all lanes have to have alike.
+fn uniform(warp: &Warp, env: &Env<'_>, operand: &Operand) -> Result<u64, Fault> {
+    let lanes = value(warp, env, operand);
+    let is_uniform = lanes.iter().all(|lane| *lane == lanes[0]);
+    is_uniform.then_some(lanes[0]).ok_or_else(|| Fault::Misuse("an operand differs between the lanes of a warp".to_string()))
 }
 
 fn special(warp: &Warp, env: &Env<'_>, special: Special, lane: usize) -> u32 {
@@ -247,7 +279,8 @@ fn shuffled(warp: &mut Warp, env: &Env<'_>, inst: &Inst, lanes: u32, shuffle: Sh
         if inside { (from as usize, true) } else { (lane, false) }
     };
     let to = elements(&inst.operands[0]);
-    set(warp, &to[0], lanes, Ty::Bits(4), |lane| a[from(lane).0]);
+    // What a lane has that does not take part is undefined.
+    set(warp, &to[0], lanes, Ty::Bits(4), |lane| if lanes >> from(lane).0 & 1 == 1 { a[from(lane).0] } else { u64::MAX });
     if let Some(valid) = to.get(1) {
         set(warp, valid, lanes, Ty::Pred, |lane| from(lane).1.into());
     }

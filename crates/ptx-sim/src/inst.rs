@@ -263,9 +263,11 @@ pub enum Op {
         from: Ty,
         round: Round,
     },
+    /// Into registers of this type, to whose width a signed value is extended.
     Load {
         space: Space,
         ty: Ty,
+        register: Ty,
     },
     Store {
         space: Space,
@@ -277,26 +279,23 @@ pub enum Op {
     Vote(Vote),
     /// One result of all lanes' values.
     Reduce(Binary, Ty),
-    ActiveMask,
     SyncWarp,
     /// `bar.sync`, `bar.arrive`.
     Barrier {
         waits: bool,
     },
-    ClusterArrive {
-        relaxed: bool,
-    },
+    /// `.relaxed`: it orders nothing but the mbarriers that a fence released before.
+    ClusterArrive,
     ClusterWait,
-    /// `cp.async` of this many bytes.
-    Copy {
-        bytes: u8,
-    },
+    /// `cp.async`.
+    Copy,
     CopyCommit,
     CopyWait,
     LoadMatrix {
         transposed: bool,
     },
     Mma(Element),
+    ProductsFence,
     ProductsCommit,
     ProductsWait,
     /// `wgmma` with this many columns.
@@ -316,21 +315,28 @@ pub enum Op {
     },
     /// Hints, and what has no meaning without time.
     Hint,
+    /// The same of a warp's lanes together.
+    HintOfWarp,
 }
 
 impl Op {
-    /// Whether all lanes of a warp execute it together; `shfl` and its like name the lanes themselves.
+    /// Whether all lanes of a warp have to execute it together; `shfl` and its like name the lanes themselves.
     pub fn is_aligned(self) -> bool {
         matches!(
             self,
             Op::Barrier { .. }
-                | Op::ClusterArrive { .. }
+                | Op::ClusterArrive
                 | Op::ClusterWait
                 | Op::LoadMatrix { .. }
                 | Op::Mma(_)
+                | Op::ProductsFence
                 | Op::ProductsCommit
                 | Op::ProductsWait
                 | Op::Wgmma { .. }
+                | Op::HintOfWarp
+                // A lane that fences or waits alone orders its own accesses alone: clocks are a warp's.
+                | Op::FenceAsyncProxy
+                | Op::MbarrierTryWait
         )
     }
 

@@ -4,12 +4,16 @@
 //! all cores. What a GPU would do silently is an error that names the instruction, the CTA and the warp:
 //!
 //! - an access outside every allocation or outside shared memory, or one that is not aligned;
-//! - a race in shared memory: by vector clocks of warps (and, between barriers of a warp, of lanes), through named barriers, `bar.warp.sync`, mbarriers
-//!   and the cluster's barrier; `cp.async` is under way until its lane waits for it, what `wgmma` reads until its warp does, and what it reads must
-//!   have been fenced (`fence.proxy.async`);
-//! - a deadlock, lanes that do not come to an instruction of the whole warp, a barrier used with two counts.
+//! - a race in shared memory: by vector clocks of warps (and, between barriers of a warp, of lanes), through named barriers, `bar.warp.sync` and
+//!   mbarriers; `cp.async` is under way until its lane waits for it, what `wgmma` reads until its warp does, and what it reads must have been fenced
+//!   (`fence.proxy.async`); the cluster's barrier is relaxed and orders mbarriers alone;
+//! - registers of a `wgmma` that is not waited for, and one that not all of a warpgroup execute alike;
+//! - a deadlock, lanes that do not come to an instruction of the whole warp, masks that are not the lanes', a barrier used with two counts or
+//!   whose rounds others could come to;
+//! - a CTA that ends with bytes on their way to it.
 //!
-//! Supported is what the kernels of candle-paged-attn use; all else is refused when the text is read. Shared memory starts as NaNs.
+//! Supported is what the kernels of candle-paged-attn use; all else is refused when the text is read. A proxy fence and a look at an mbarrier are of a
+//! whole warp: lanes that come to them alone are told so. Shared memory starts as NaNs.
 //!
 //! Not modelled: time, caches, ptxas's scheduling, races in global memory, kernels that overlap, the rounding of matrix products (sums are exact).
 
@@ -20,9 +24,11 @@ mod cluster;
 mod decode;
 mod error;
 mod exec;
+mod forms;
 mod inst;
 mod parse;
 mod shared;
+mod text;
 mod warp;
 
 use rayon::prelude::*;
@@ -85,15 +91,18 @@ impl Kernel {
     pub fn launch(&self, memory: &Memory, params: &[u8], launch: &Launch) -> Result<Counters> {
         self.check(params, launch)?;
         let Launch { grid, threads, cluster, dynamic_shared } = *launch;
-        let shared_bytes = (self.0.static_shared.next_multiple_of(self.0.dynamic_align) + dynamic_shared) as usize;
+        let shared_bytes = self.shared_bytes(dynamic_shared) as usize;
         let shape = Shape { program: &self.0, params, grid, threads, ctas: cluster, shared_bytes };
         let map = memory.map();
-        let clusters: Vec<[u32; 3]> = (0..grid[2])
-            .flat_map(|z| (0..grid[1]).flat_map(move |y| (0..grid[0]).step_by(cluster as usize).map(move |x| [x, y, z])))
-            .collect();
-        let run = |first: [u32; 3]| run_cluster(&shape, first, &map);
-        let instructions = clusters.into_par_iter().map(run).try_reduce(|| 0, |a, b| Ok(a + b))?;
+        let [row, rows] = [grid[0] / cluster, grid[1]].map(u64::from);
+        let first = |i: u64| [(i % row) as u32 * cluster, (i / row % rows) as u32, (i / row / rows) as u32];
+        let all = (0..row * rows * u64::from(grid[2])).into_par_iter();
+        let instructions = all.map(|i| run_cluster(&shape, first(i), &map)).try_reduce(|| 0, |a, b| Ok(a + b))?;
         Ok(Counters { instructions })
+    }
+
+    fn shared_bytes(&self, dynamic: u32) -> u64 {
+        u64::from(self.0.static_shared.next_multiple_of(self.0.dynamic_align)) + u64::from(dynamic)
     }
 
     fn check(&self, params: &[u8], launch: &Launch) -> Result<()> {
@@ -108,10 +117,10 @@ impl Kernel {
         if cluster == 0 || cluster > 16 || !grid[0].is_multiple_of(cluster) {
             return refuse(format!("clusters of {cluster} CTAs of {}", grid[0]));
         }
-        if grid.contains(&0) || grid[1] > 65535 || grid[2] > 65535 {
+        if grid.contains(&0) || grid[0] > i32::MAX as u32 || grid[1] > 65535 || grid[2] > 65535 {
             return refuse(format!("a grid of {grid:?}"));
         }
-        if self.0.static_shared + dynamic_shared > MOST_SHARED {
+        if self.shared_bytes(dynamic_shared) > u64::from(MOST_SHARED) {
             return refuse(format!("{dynamic_shared} bytes of shared memory besides {}", self.0.static_shared));
         }
         Ok(())

@@ -2,20 +2,24 @@
 
 use std::collections::HashMap;
 
-use crate::decode;
 use crate::error::{Error, Result};
-use crate::inst::{Inst, Op, Operand, Special, Ty};
+use crate::inst::{Inst, Op, Operand, Ty};
+use crate::text::{End, Statement, alignment, at_most, immediate, max_threads, special, split, statements, variable, without_comments};
+use crate::{decode, forms};
 
 /// Where shared memory starts: what is below belongs to the system.
 pub const SHARED_BASE: u32 = 1024;
+
+/// Most registers of a kernel: more is a mistake, or an attack on the host's memory.
+const MOST_REGISTERS: usize = 1 << 17;
 
 /// A kernel as it was read.
 #[derive(Debug, Default)]
 pub struct Program {
     pub name: String,
     pub insts: Vec<Inst>,
-    /// Registers of a lane.
-    pub registers: usize,
+    /// Registers of a lane: the bytes of each, 1 of predicates.
+    pub registers: Vec<u8>,
     /// Bytes of the parameters.
     pub param_bytes: usize,
     /// Bytes of the shared variables whose size is known.
@@ -37,21 +41,6 @@ enum Symbol {
     Label(u32),
 }
 
-/// A statement of the text.
-struct Statement<'a> {
-    text: &'a str,
-    line: u32,
-    end: End,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Semicolon,
-    Label,
-    Open,
-    Close,
-}
-
 /// The module's kernels.
 pub fn module(text: &str) -> Result<Vec<Program>> {
     let text = without_comments(text);
@@ -59,66 +48,10 @@ pub fn module(text: &str) -> Result<Vec<Program>> {
     for statement in statements(&text)? {
         reader.take(&statement)?;
     }
-    Ok(reader.programs)
-}
-
-/// Comments, and the directives that no semicolon ends, as blanks.
-fn without_comments(text: &str) -> String {
-    let is_bare = |line: &str| [".version", ".target", ".address_size"].iter().any(|name| line.trim_start().starts_with(name));
-    let line = |line: &str| {
-        let code = line.split("//").next().unwrap_or_default();
-        if is_bare(code) { "\n".to_string() } else { format!("{code}\n") }
-    };
-    text.lines().map(line).collect()
-}
-
-fn statements(text: &str) -> Result<Vec<Statement<'_>>> {
-    let mut all = vec![];
-    let (mut start, mut line, mut first_line, mut braces, mut quoted) = (0, 1, 1, 0, false);
-    for (at, c) in text.char_indices() {
-        let before = text[start..at].trim_start();
-        if before.is_empty() {
-            first_line = line;
-        }
-        let is_kernel = before.contains(".entry") && !before.contains(['{', '=']);
-        let end = match c {
-            '\n' => {
-                line += 1;
-                None
-            }
-            '"' => {
-                quoted = !quoted;
-                None
-            }
-            _ if quoted => None,
-            '{' if before.is_empty() || is_kernel => Some(End::Open),
-            '{' => {
-                braces += 1;
-                None
-            }
-            '}' if braces > 0 => {
-                braces -= 1;
-                None
-            }
-            '}' => Some(End::Close),
-            ';' => Some(End::Semicolon),
-            ':' if is_label(before, &text[at..]) => Some(End::Label),
-            _ => None,
-        };
-        if let Some(end) = end {
-            all.push(Statement { text: before.trim(), line: first_line, end });
-            start = at + 1;
-        }
+    match reader.scopes.len() {
+        0 => Ok(reader.programs),
+        _ => Err(Error::Syntax { line: text.lines().count() as u32, text: String::new(), reason: "the kernel does not end".to_string() }),
     }
-    match text[start..].trim() {
-        "" => Ok(all),
-        rest => Err(Error::Syntax { line: first_line, text: rest.to_string(), reason: "it does not end".to_string() }),
-    }
-}
-
-/// Whether `before:` is a label; `::` is part of a modifier.
-fn is_label(before: &str, rest: &str) -> bool {
-    !rest.starts_with("::") && !before.is_empty() && before.chars().all(|c| c.is_ascii_alphanumeric() || "_$%".contains(c))
 }
 
 #[derive(Default)]
@@ -130,6 +63,8 @@ struct Reader {
     branches: Vec<(usize, String, usize)>,
     /// Shared variables of unknown size, of the module: name and alignment.
     dynamic: Vec<(String, u32)>,
+    /// Whether the kernel has named one of them.
+    names_dynamic: bool,
 }
 
 impl Reader {
@@ -137,16 +72,17 @@ impl Reader {
         let fail = |reason: String| Error::Syntax { line: statement.line, text: statement.text.to_string(), reason };
         match statement.end {
             End::Open if self.scopes.is_empty() => self.kernel(statement.text).map_err(fail),
-            End::Open => {
+            End::Open if statement.text.is_empty() => {
                 self.scopes.push(HashMap::new());
                 Ok(())
             }
-            End::Close => self.close().map_err(fail),
+            End::Open => Err(fail("a kernel in a kernel".to_string())),
+            End::Close if statement.text.is_empty() => self.close().map_err(fail),
+            End::Close => Err(fail("no semicolon ends it".to_string())),
             _ if self.scopes.is_empty() => self.module_variable(statement.text).map_err(fail),
             End::Label => {
                 let here = self.program().insts.len() as u32;
-                self.define(statement.text, Symbol::Label(here));
-                Ok(())
+                self.define(statement.text, Symbol::Label(here)).map_err(fail)
             }
             End::Semicolon if statement.text.starts_with('.') => self.directive(statement.text).map_err(fail),
             End::Semicolon if statement.text.is_empty() => Ok(()),
@@ -162,10 +98,9 @@ impl Reader {
         &mut self.programs[last]
     }
 
-    fn define(&mut self, name: &str, symbol: Symbol) {
-        if let Some(scope) = self.scopes.last_mut() {
-            scope.insert(name.to_string(), symbol);
-        }
+    fn define(&mut self, name: &str, symbol: Symbol) -> Result<(), String> {
+        let known = self.scopes.last_mut().and_then(|scope| scope.insert(name.to_string(), symbol));
+        if known.is_none() { Ok(()) } else { Err(format!("{name} is declared twice")) }
     }
 
     fn lookup(&self, name: &str) -> Option<Symbol> {
@@ -177,7 +112,7 @@ impl Reader {
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
             [".extern", ".shared", ".align", align, _, name] => {
-                let align = align.parse().map_err(|_| format!("alignment {align}"))?;
+                let align = alignment(align)? as u32;
                 self.dynamic.push((name.trim_end_matches("[]").to_string(), align));
                 Ok(())
             }
@@ -196,13 +131,15 @@ impl Reader {
         for param in params.split(',').filter(|param| !param.trim().is_empty()) {
             let (name, align, bytes) = variable(param.trim())?;
             program.param_bytes = program.param_bytes.next_multiple_of(align);
-            self.define(&name, Symbol::Address(program.param_bytes as u64));
-            program.param_bytes += bytes;
+            self.define(&name, Symbol::Address(program.param_bytes as u64))?;
+            program.param_bytes = at_most(program.param_bytes + bytes)?;
         }
-        if let Some((_, most)) = rest.split_once(".maxntid") {
-            program.max_threads = most.split(',').next().and_then(|x| x.split_whitespace().next()).and_then(|x| x.parse().ok());
+        program.max_threads = max_threads(rest)?;
+        if self.programs.iter().any(|known| known.name == program.name) {
+            return Err(format!("two kernels {}", program.name));
         }
         self.programs.push(program);
+        self.names_dynamic = false;
         Ok(())
     }
 
@@ -210,7 +147,11 @@ impl Reader {
         let depth = self.scopes.len().checked_sub(1).ok_or("no block is open")?;
         let is_kernel = depth == 0;
         for (inst, label, scope) in std::mem::take(&mut self.branches) {
-            match self.lookup(&label) {
+            if scope != depth {
+                self.branches.push((inst, label, scope));
+                continue;
+            }
+            match self.scopes[depth].get(&label).copied() {
                 Some(Symbol::Label(target)) => {
                     if let Some(last) = self.program().insts[inst].operands.last_mut() {
                         *last = Operand::Target(target);
@@ -218,7 +159,7 @@ impl Reader {
                 }
                 _ if is_kernel => return Err(format!("no label {label}")),
                 // It may stand farther out.
-                _ => self.branches.push((inst, label, scope.min(depth - 1))),
+                _ => self.branches.push((inst, label, depth - 1)),
             }
         }
         self.scopes.pop();
@@ -233,38 +174,43 @@ impl Reader {
             return self.registers(rest.trim());
         }
         if let Some(rest) = text.strip_prefix(".shared") {
+            if self.names_dynamic {
+                return Err("shared memory that is declared behind the use of the launch's is not supported".to_string());
+            }
             let (name, align, bytes) = variable(rest.trim())?;
             let at = self.program().static_shared.next_multiple_of(align as u32);
-            self.program().static_shared = at + bytes as u32;
-            self.define(&name, Symbol::Address(u64::from(SHARED_BASE + at)));
-            return Ok(());
+            self.program().static_shared = at_most(at as usize + bytes)? as u32;
+            return self.define(&name, Symbol::Address(u64::from(SHARED_BASE + at)));
         }
         if let Some(rest) = text.strip_prefix(".local") {
             let (name, align, bytes) = variable(rest.trim())?;
             let at = self.program().local_bytes.next_multiple_of(align);
-            self.program().local_bytes = at + bytes;
-            self.define(&name, Symbol::Address(at as u64));
-            return Ok(());
+            self.program().local_bytes = at_most(at + bytes)?;
+            return self.define(&name, Symbol::Address(at as u64));
         }
         Err("not supported".to_string())
     }
 
     /// `.type name<count>` or `.type a, b`.
     fn registers(&mut self, text: &str) -> Result<(), String> {
-        let (_, names) = text.split_once(char::is_whitespace).ok_or("no name")?;
+        let (ty, names) = text.split_once(char::is_whitespace).ok_or("no name")?;
+        let ty = ty.strip_prefix('.').and_then(Ty::parse).filter(|ty| *ty == Ty::Pred || ty.bytes() > 1);
+        let width = ty.ok_or_else(|| format!("registers of {text} are not supported"))?.bytes() as u8;
         for name in names.split(',').map(str::trim) {
             let several = name.split_once('<').map(|(stem, count)| (stem, count.trim_end_matches('>').parse::<u32>()));
-            let first = self.program().registers as u32;
-            match several {
-                Some((stem, Ok(count))) => {
-                    (0..count).for_each(|i| self.define(&format!("{stem}{i}"), Symbol::Register(first + i)));
-                    self.program().registers += count as usize;
-                }
+            let first = self.program().registers.len();
+            let count = match &several {
+                Some((_, Ok(count))) => *count as usize,
                 Some((_, Err(error))) => return Err(error.to_string()),
-                None => {
-                    self.define(name, Symbol::Register(first));
-                    self.program().registers += 1;
-                }
+                None => 1,
+            };
+            if first + count > MOST_REGISTERS {
+                return Err(format!("more than {MOST_REGISTERS} registers"));
+            }
+            self.program().registers.resize(first + count, width);
+            match several {
+                Some((stem, _)) => (0..count).try_for_each(|i| self.define(&format!("{stem}{i}"), Symbol::Register((first + i) as u32)))?,
+                None => self.define(name, Symbol::Register(first as u32))?,
             }
         }
         Ok(())
@@ -275,44 +221,57 @@ impl Reader {
             Some(rest) => {
                 let (name, rest) = rest.split_once(char::is_whitespace).ok_or("a guard without an instruction")?;
                 let (name, negated) = name.strip_prefix('!').map_or((name, false), |name| (name, true));
-                let Some(Symbol::Register(register)) = self.lookup(name) else { return Err(format!("no register {name}")) };
+                let found = self.lookup(name);
+                let Some(Symbol::Register(register)) = found.filter(|found| self.is_predicate(*found)) else {
+                    return Err(format!("no predicate {name}"));
+                };
                 (Some((register, negated)), rest.trim())
             }
             None => (None, text),
         };
         let (mnemonic, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-        let op = decode::op(mnemonic)?;
-        let operands = match op {
-            Op::Branch => vec![Operand::Target(u32::MAX)],
+        let operands = match mnemonic {
+            "bra" | "bra.uni" => vec![Operand::Target(u32::MAX)],
             _ => split(rest).into_iter().map(|operand| self.operand(operand)).collect::<Result<Vec<_>, _>>()?,
         };
+        let widths = &self.program().registers;
+        forms::check(mnemonic, &operands, widths)?;
+        let op = decode::with_operands(decode::op(mnemonic)?, &operands, widths);
         if op == Op::Branch {
             let at = (self.program().insts.len(), rest.trim().to_string(), self.scopes.len() - 1);
             self.branches.push(at);
         }
-        let (op, operands) = decode::with_operands(op, mnemonic, operands)?;
         self.program().insts.push(Inst { guard, op, operands, line, text: text.split_whitespace().collect::<Vec<_>>().join(" ").into() });
         Ok(())
+    }
+
+    fn is_predicate(&self, symbol: Symbol) -> bool {
+        let widths = self.programs.last().map(|program| program.registers.as_slice()).unwrap_or_default();
+        matches!(symbol, Symbol::Register(register) if widths[register as usize] == 1)
     }
 
     fn operand(&mut self, text: &str) -> Result<Operand, String> {
         let inner = |open, close| text.strip_prefix(open).and_then(|text: &str| text.strip_suffix(close));
         if let Some(list) = inner('{', '}') {
-            return Ok(Operand::Vector(split(list).into_iter().map(|x| self.operand(x)).collect::<Result<_, _>>()?));
+            return Ok(Operand::Vector(split(list).into_iter().map(|x| self.scalar(x)).collect::<Result<_, _>>()?));
         }
         if let Some(address) = inner('[', ']') {
             return self.address(address.trim());
         }
         if let Some((a, b)) = text.split_once('|') {
-            return Ok(Operand::Vector(vec![self.operand(a)?, self.operand(b)?]));
+            return Ok(Operand::Vector(vec![self.scalar(a)?, self.scalar(b)?]));
         }
+        self.scalar(text)
+    }
+
+    fn scalar(&mut self, text: &str) -> Result<Operand, String> {
         if text == "_" {
             return Ok(Operand::Sink);
         }
         if let Some(special) = special(text) {
             return Ok(Operand::Special(special));
         }
-        match self.symbol(text) {
+        match self.symbol(text)? {
             Some(Symbol::Register(register)) => Ok(Operand::Reg(register)),
             Some(Symbol::Address(address)) => Ok(Operand::Imm(address)),
             Some(Symbol::Label(_)) => Err(format!("a label, {text}, as an operand")),
@@ -321,14 +280,18 @@ impl Reader {
     }
 
     /// A name's meaning; memory of the launch's size gets its place when it is first named, behind all that is declared before instructions.
-    fn symbol(&mut self, name: &str) -> Option<Symbol> {
+    fn symbol(&mut self, name: &str) -> Result<Option<Symbol>, String> {
         if let Some(symbol) = self.lookup(name) {
-            return Some(symbol);
+            return Ok(Some(symbol));
         }
-        let align = self.dynamic.iter().find(|(known, _)| known == name)?.1;
+        let Some(&(_, align)) = self.dynamic.iter().find(|(known, _)| known == name) else { return Ok(None) };
+        if self.names_dynamic && self.program().dynamic_align != align {
+            return Err("shared memory of the launch's size with two alignments is not supported".to_string());
+        }
+        self.names_dynamic = true;
         self.program().dynamic_align = align;
         let at = self.program().static_shared.next_multiple_of(align);
-        Some(Symbol::Address(u64::from(SHARED_BASE + at)))
+        Ok(Some(Symbol::Address(u64::from(SHARED_BASE + at))))
     }
 
     fn address(&mut self, text: &str) -> Result<Operand, String> {
@@ -336,79 +299,10 @@ impl Reader {
             Some((name, offset)) => (name.trim(), immediate(offset.trim()).ok_or_else(|| format!("offset {offset}"))? as i64),
             None => (text, 0),
         };
-        match self.operand(name)? {
+        match self.scalar(name)? {
             Operand::Reg(register) => Ok(Operand::Address { base: Some(register), offset }),
-            Operand::Imm(address) => Ok(Operand::Address { base: None, offset: address as i64 + offset }),
+            Operand::Imm(address) => Ok(Operand::Address { base: None, offset: (address as i64).wrapping_add(offset) }),
             _ => Err(format!("address {text}")),
         }
     }
-}
-
-/// `.param .align 8 .b8 name[312]`, `.param .u64 name`, `.align 16 .b8 name[64]`: name, alignment, bytes.
-fn variable(text: &str) -> Result<(String, usize, usize), String> {
-    let mut words = text.split_whitespace().peekable();
-    let (mut align, mut ty, mut name) = (None, None, "");
-    while let Some(word) = words.next() {
-        match word {
-            ".param" => {}
-            ".align" => align = words.next().and_then(|word| word.parse().ok()),
-            _ if word.starts_with('.') => ty = Ty::parse(&word[1..]),
-            _ => name = word,
-        }
-    }
-    let element = ty.ok_or("a variable without a type")?.bytes();
-    let (name, count) = match name.split_once('[') {
-        Some((name, count)) => (name, count.trim_end_matches(']').parse().map_err(|_| format!("size {count}"))?),
-        None => (name, 1),
-    };
-    Ok((name.to_string(), align.unwrap_or(element), element * count))
-}
-
-/// Operands, at the commas outside of braces and brackets.
-fn split(text: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (vec![], 0, 0);
-    for (at, c) in text.char_indices() {
-        match c {
-            '{' | '[' => depth += 1,
-            '}' | ']' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(text[start..at].trim());
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(text[start..].trim());
-    parts.retain(|part| !part.is_empty());
-    parts
-}
-
-fn special(text: &str) -> Option<Special> {
-    let (name, axis) = match text.rsplit_once('.') {
-        Some((name, axis)) => (name, ["x", "y", "z"].iter().position(|known| *known == axis)? as u8),
-        None => (text, 0),
-    };
-    Some(match name {
-        "%tid" => Special::Tid(axis),
-        "%ntid" => Special::Ntid(axis),
-        "%ctaid" => Special::Ctaid(axis),
-        "%nctaid" => Special::Nctaid(axis),
-        "%laneid" => Special::LaneId,
-        "%nsmid" => Special::Nsmid,
-        "%cluster_ctarank" => Special::ClusterCtaRank,
-        _ => return None,
-    })
-}
-
-fn immediate(text: &str) -> Option<u64> {
-    if let Some(bits) = text.strip_prefix("0f").or(text.strip_prefix("0F")) {
-        return u64::from_str_radix(bits, 16).ok();
-    }
-    let (digits, negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
-    let digits = digits.trim_end_matches('U');
-    let value = match digits.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16).ok()?,
-        None => digits.parse().ok()?,
-    };
-    Some(if negative { value.wrapping_neg() } else { value })
 }

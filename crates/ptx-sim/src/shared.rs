@@ -8,6 +8,8 @@ use crate::parse::SHARED_BASE;
 const WORD: usize = 4;
 /// The epoch of an access that goes on until it is waited for.
 const UNDER_WAY: u32 = u32::MAX;
+/// The epoch of a word that is an mbarrier from then on: nothing else may touch it.
+const MBARRIER: u32 = u32::MAX - 1;
 
 /// The last write of a word; at epoch 0 nobody's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,7 +89,8 @@ impl Shared {
             self.after_write(word, who, "read")?;
             let read = &mut self.reads[word * self.warps + own];
             if read.0 != Read::UNDER_WAY.0 {
-                let is_other = read.epoch() >= who.agent.together && read.lane() != who.lane;
+                // What the warp read as one is before all that its lanes do next.
+                let is_other = read.epoch() >= who.agent.together && read.lane() != who.lane && read.lane() != WARP;
                 *read = Read::new(who.agent.now(), if is_other { SEVERAL } else { who.lane });
             }
         }
@@ -122,6 +125,11 @@ impl Shared {
     pub fn write(&mut self, address: u32, data: &[u8], who: Who<'_>, under_way: bool) -> Result<(), Fault> {
         let epoch = if under_way { UNDER_WAY } else { who.agent.now() };
         self.write_as(address, data, who, Write { agent: who.agent.index as u16, lane: who.lane, epoch })
+    }
+
+    /// Makes 8 bytes an mbarrier.
+    pub fn make_mbarrier(&mut self, address: u32, who: Who<'_>) -> Result<(), Fault> {
+        self.write_as(address, &[0; 8], who, Write { agent: who.agent.index as u16, lane: who.lane, epoch: MBARRIER })
     }
 
     /// Writes what is sent to an mbarrier's CTA: seen by who waits for the barrier, as the barrier's work at `epoch`.
@@ -159,7 +167,7 @@ impl Shared {
     fn after_write(&self, word: usize, who: Who<'_>, access: &'static str) -> Result<(), Fault> {
         let write = self.writes[word];
         let is_ordered =
-            write.epoch == 0 || write.epoch != UNDER_WAY && who.agent.is_after(write.agent.into(), write.lane, write.epoch, who.lane);
+            write.epoch == 0 || write.epoch < MBARRIER && who.agent.is_after(write.agent.into(), write.lane, write.epoch, who.lane);
         if is_ordered {
             return Ok(());
         }
@@ -181,7 +189,11 @@ impl Shared {
     }
 
     fn said(&self, write: Write) -> String {
-        let kind = if write.epoch == UNDER_WAY { "a copy, not waited for," } else { "a write" };
+        let kind = match write.epoch {
+            UNDER_WAY => "a copy, not waited for,",
+            MBARRIER => "the making of an mbarrier",
+            _ => "a write",
+        };
         match usize::from(write.agent).checked_sub(self.first_agent) {
             Some(warp) if warp < self.warps => format!("{kind} of warp {warp} of the CTA, lane {}", write.lane),
             _ => format!("{kind} from another CTA"),

@@ -16,6 +16,41 @@ pub struct Group {
     pub lanes: u32,
     /// Whether they wait there for other lanes.
     pub waits: bool,
+    /// Whether they looked at an mbarrier in vain, and the others go first.
+    pub polls: bool,
+}
+
+impl Group {
+    fn new(pc: u32, lanes: u32) -> Self {
+        Self { pc, lanes, waits: false, polls: false }
+    }
+}
+
+/// What becomes of a warp's lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// Those here go on.
+    Goes,
+    /// All wait for others of the warp.
+    Waits,
+    /// All that do not wait have looked at an mbarrier in vain.
+    Polls,
+}
+
+/// What the tensor cores read or write until they are waited for.
+#[derive(Debug, Clone, Copy)]
+pub enum Product {
+    /// 16 bytes of shared memory.
+    Shared(u32),
+    Register(u32),
+}
+
+/// What products do with a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Busy {
+    No,
+    Read,
+    Summed,
 }
 
 /// What a warp waits for.
@@ -87,14 +122,19 @@ pub struct Warp {
     pub view: View,
     /// Copies of each lane.
     pub copies: Vec<Groups<Copying>>,
-    /// Shared memory that the tensor cores read.
-    pub products: Groups<u32>,
-    /// Whether a fence made its mbarriers known to the cluster.
-    pub made_known: bool,
-    /// Whether it has waited for the cluster.
-    pub has_met_cluster: bool,
+    /// What the tensor cores read and write.
+    pub products: Groups<Product>,
+    /// The same by register; empty while they do nothing.
+    pub busy: Vec<Busy>,
+    pub has_fenced_products: bool,
+    /// Which `wgmma`s it executed on what, as a number that the others of its warpgroup have too.
+    pub products_executed: u64,
+    /// The round of the cluster's barrier that it came to and has not waited for.
+    pub arrived: Option<u32>,
+    /// The last round that it has waited for.
+    pub met: Option<u32>,
     pub executed: u64,
-    /// Whether it looked at an mbarrier in vain since it last did anything else.
+    /// Whether all its lanes looked at an mbarrier in vain.
     pub polls: bool,
 }
 
@@ -104,17 +144,20 @@ impl Warp {
             cta,
             index,
             // Zeros cost nothing where no register is touched.
-            regs: vec![[0; LANES]; program.registers],
+            regs: vec![[0; LANES]; program.registers.len()],
             local: vec![vec![0xff; program.local_bytes]; LANES],
-            here: Group { pc: 0, lanes: u32::MAX, waits: false },
+            here: Group::new(0, u32::MAX),
             others: vec![],
             state: State::Runs,
             agent,
             view,
             copies: vec![Groups::default(); LANES],
             products: Groups::default(),
-            made_known: false,
-            has_met_cluster: false,
+            busy: vec![],
+            has_fenced_products: false,
+            products_executed: 0,
+            arrived: None,
+            met: None,
             executed: 0,
             polls: false,
         }
@@ -125,24 +168,42 @@ impl Warp {
         self.others.iter().fold(self.here.lanes, |all, group| all | group.lanes)
     }
 
-    /// Goes on with the lanes that are least far and do not wait, joined by all at the same place. False: all wait.
-    pub fn choose(&mut self) -> bool {
-        if self.others.is_empty() && !self.here.waits {
-            return self.here.lanes != 0;
+    /// Goes on with the lanes that are least far and neither wait nor poll, joined by all at the same place.
+    pub fn choose(&mut self) -> Choice {
+        if self.others.is_empty() && !self.here.waits && !self.here.polls {
+            return Choice::Goes;
         }
         if self.here.lanes != 0 {
             self.others.push(self.here);
         }
-        let Some(pc) = self.others.iter().filter(|group| !group.waits).map(|group| group.pc).min() else {
-            if let Some(last) = self.others.pop() {
-                self.here = last;
-            }
-            return false;
+        let Some(pc) = self.others.iter().filter(|group| !group.waits && !group.polls).map(|group| group.pc).min() else {
+            return self.look_again();
         };
         let lanes = self.others.iter().filter(|group| group.pc == pc).fold(0, |all, group| all | group.lanes);
         self.others.retain(|group| group.pc != pc);
-        self.here = Group { pc, lanes, waits: false };
-        true
+        self.here = Group::new(pc, lanes);
+        Choice::Goes
+    }
+
+    /// Where no lanes can go on now: those that poll may later.
+    fn look_again(&mut self) -> Choice {
+        let polls = self.others.iter().any(|group| group.polls);
+        self.others.iter_mut().for_each(|group| group.polls = false);
+        if let Some(last) = self.others.pop() {
+            self.here = last;
+        }
+        if polls { Choice::Polls } else { Choice::Waits }
+    }
+
+    /// `lanes` of those here wait for others; the rest, whose guard is off, go on.
+    pub fn wait(&mut self, lanes: u32) {
+        let rest = self.here.lanes & !lanes;
+        if rest == 0 {
+            self.here.waits = true;
+            return;
+        }
+        self.others.push(Group { waits: true, ..Group::new(self.here.pc, lanes) });
+        self.here = Group::new(self.here.pc + 1, rest);
     }
 
     /// Sends `taken` of the lanes here to `target`; the rest go on.
@@ -152,9 +213,9 @@ impl Warp {
             self.here.pc = target;
             return;
         }
-        self.here = Group { pc: self.here.pc + 1, lanes: rest, waits: false };
+        self.here = Group::new(self.here.pc + 1, rest);
         if taken != 0 {
-            self.others.push(Group { pc: target, lanes: taken, waits: false });
+            self.others.push(Group::new(target, taken));
         }
     }
 

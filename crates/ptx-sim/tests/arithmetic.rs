@@ -112,13 +112,13 @@ fn floats_and_conversions() {
     each("mov.b32 %f1, %r2;\ncvt.rzi.s32.f32 %r1, %f1;", |a, _| f32::from_bits(a) as i32 as u32);
     each("mov.b32 %f1, %r2;\ncvt.rzi.u32.f32 %r1, %f1;", |a, _| f32::from_bits(a) as u32);
     let pair = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
-    each("mov.b32 %f1, %r2;\nmov.b32 %f2, %r3;\ncvt.rn.bf16x2.f32 %r1, %f1, %f2;\nand.b32 %r1, %r1, 0x7f7f7f7f;", |a, b| {
-        let of = |x| bf16::from_f32(f32::from_bits(x)).to_bits();
-        pair(of(b), of(a)) & 0x7f7f_7f7f
+    each("mov.b32 %f1, %r2;\nmov.b32 %f2, %r3;\ncvt.rn.bf16x2.f32 %r1, %f1, %f2;", |a, b| {
+        let of = |x| Some(f32::from_bits(x)).filter(|x| !x.is_nan()).map_or(0x7fff, |x| bf16::from_f32(x).to_bits());
+        pair(of(b), of(a))
     });
-    each("mov.b32 %f1, %r2;\nmov.b32 %f2, %r3;\ncvt.rn.f16x2.f32 %r1, %f1, %f2;\nand.b32 %r1, %r1, 0x7d007d00;", |a, b| {
-        let of = |x| f16::from_f32(f32::from_bits(x)).to_bits();
-        pair(of(b), of(a)) & 0x7d00_7d00
+    each("mov.b32 %f1, %r2;\nmov.b32 %f2, %r3;\ncvt.rn.f16x2.f32 %r1, %f1, %f2;", |a, b| {
+        let of = |x| Some(f32::from_bits(x)).filter(|x| !x.is_nan()).map_or(0x7fff, |x| f16::from_f32(x).to_bits());
+        pair(of(b), of(a))
     });
     each("mov.b32 {%h0, %h1}, %r2;\ncvt.f32.f16 %f0, %h1;\nmov.b32 %r1, %f0;", |a, _| f16::from_bits((a >> 16) as u16).to_f32().to_bits());
 }
@@ -209,4 +209,42 @@ fn every_lane_has_its_own_memory() {
     let expected: Vec<u32> = (0..64).map(|i| if i % 4 == 3 { i + 100 } else { i }).collect();
     assert_eq!(run(body, &[], 64).unwrap(), expected);
     assert!(run("ld.local.u32 %r1, [0];", &[], 32).is_err());
+}
+
+/// A signed value fills the register that it is loaded into.
+#[test]
+fn loads_extend_signs() {
+    let input = [0xffff_fffe, 5, 0x8000_0000, 7];
+    let load = |load: &str| {
+        format!(
+            "and.b32 %r2, %r0, 1;\nmul.wide.u32 %rd2, %r2, 8;\nadd.s64 %rd2, %rd1, %rd2;\n{load}\nshr.u64 %rd3, %rd3, 32;\ncvt.u32.u64 %r1, %rd3;"
+        )
+    };
+    let halves = |wanted: u32| (0..32).map(|_| wanted).collect::<Vec<_>>();
+    assert_eq!(run(&load("ld.global.s32 %rd3, [%rd2];"), &input, 32).unwrap(), halves(u32::MAX));
+    assert_eq!(run(&load("ld.global.v2.s32 {%rd3, %rd4}, [%rd2];"), &input, 32).unwrap(), halves(u32::MAX));
+    assert_eq!(run(&load("ld.global.v2.s32 {_, %rd3}, [%rd2];"), &input, 32).unwrap(), halves(0));
+    // A conversion reads the low bits of a wider register.
+    assert_eq!(run(&load("ld.global.u32 %rd3, [%rd2];\ncvt.s64.s32 %rd3, %rd3;"), &input, 32).unwrap(), halves(u32::MAX));
+    assert_eq!(run(&load("ld.global.u32 %rd3, [%rd2];"), &input, 32).unwrap(), halves(0));
+}
+
+#[test]
+fn zeros_and_nans() {
+    let float = |body: &str| {
+        let body = format!(
+            "mov.f32 %f1, 0f80000000;\nmov.f32 %f2, 0f00000000;\nmov.f32 %f3, 0f7F800000;\nmov.f32 %f4, 0fFFC00001;\n{body}\nmov.b32 %r1, %f0;"
+        );
+        run(&body, &[], 32).unwrap()[0]
+    };
+    for [a, b] in [["%f1", "%f2"], ["%f2", "%f1"]] {
+        assert_eq!(float(&format!("min.f32 %f0, {a}, {b};")), 0x8000_0000);
+        assert_eq!(float(&format!("max.f32 %f0, {a}, {b};")), 0);
+    }
+    assert_eq!(float("max.f32 %f0, %f4, %f1;"), 0x8000_0000);
+    assert_eq!(float("min.f32 %f0, %f4, %f4;"), 0x7fff_ffff);
+    assert_eq!(float("sub.f32 %f0, %f3, %f3;"), 0x7fff_ffff);
+    assert_eq!(float("mul.f32 %f0, %f3, %f2;"), 0x7fff_ffff);
+    // Not arithmetic: the bits are left alone.
+    assert_eq!(float("mov.f32 %f0, %f4;"), 0xffc0_0001);
 }

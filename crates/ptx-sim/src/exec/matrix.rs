@@ -5,14 +5,14 @@ use std::sync::LazyLock;
 
 use half::{bf16, f16};
 
-use super::{Env, elements, set, value, vector};
+use super::{Env, elements, set, uniform, value, vector};
 use crate::alu::e4m3;
 use crate::clock::WARP;
 use crate::cluster::Cluster;
 use crate::error::Fault;
-use crate::inst::{Element, Inst, LANES, Operand, Ty};
+use crate::inst::{Element, Inst, LANES, Op, Operand, Ty};
 use crate::shared::Who;
-use crate::warp::{Lanes, Warp};
+use crate::warp::{Busy, Lanes, Product, Warp};
 
 /// Rows of a warp's product.
 const ROWS: usize = 16;
@@ -147,7 +147,7 @@ impl Descriptor {
             for at in (0..bytes).step_by(16) {
                 let address = self.address(row, at);
                 let data = shared.begin_read(address, Who { agent: &warp.agent, lane: WARP })?;
-                warp.products.push(address);
+                warp.products.push(Product::Shared(address));
                 let numbers = (0..4).flat_map(|word| unpacked(element, (data >> (32 * word)) as u64));
                 numbers.enumerate().for_each(|(i, x)| each(row - rows.start, at / element.bytes() + i, x));
             }
@@ -159,16 +159,19 @@ impl Descriptor {
 /// `wgmma.m64nNk16` (or `k32`): `D[64, n] = A B (+ D)`, this warp's 16 rows of it. Operands: D, A, B, whether D is added to, signs, transpositions.
 pub fn wgmma(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, columns: usize, element: Element) -> Result<(), Fault> {
     let operands = &inst.operands;
-    let flag = |warp: &Warp, i: usize| operands.get(i).map_or(0, |operand| value(warp, env, operand)[0] & 1);
     let a_in_shared = !matches!(operands[1], Operand::Vector(_));
     // A in registers has no transposition.
-    let (a_across, b_across) = if a_in_shared { (flag(warp, 6), flag(warp, 7)) } else { (0, flag(warp, 6)) };
-    if flag(warp, 4) != 1 || flag(warp, 5) != 1 || a_across != 0 {
-        return Err(Fault::Misuse("negated operands, or A across, are not supported".to_string()));
+    let b_across = matches!(operands.get(if a_in_shared { 7 } else { 6 }), Some(Operand::Imm(1)));
+    let adds = uniform(warp, env, &operands[3])? == 1;
+    let of_a = if a_in_shared { uniform(warp, env, &operands[1])? } else { 0 };
+    let of_b = uniform(warp, env, &operands[2])?;
+    begin(warp, operands)?;
+    for part in [warp.here.pc.into(), adds.into(), of_a, of_b] {
+        warp.products_executed = warp.products_executed.wrapping_mul(0x100_0000_01b3).wrapping_add(part).wrapping_add(1);
     }
     let k = element.k();
     let a = if a_in_shared {
-        let descriptor = Descriptor::of(value(warp, env, &operands[1])[0])?;
+        let descriptor = Descriptor::of(of_a)?;
         let first = warp.index % 4 * ROWS;
         let mut a = Matrix::new(ROWS, k);
         descriptor.read(warp, cluster, element, first..first + ROWS, 32, |row, column, x| a.set(row, column, x))?;
@@ -176,24 +179,76 @@ pub fn wgmma(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst,
     } else {
         rows_of_a(element, &vector(warp, env, &operands[1]))
     };
-    let descriptor = Descriptor::of(value(warp, env, &operands[2])[0])?;
+    let descriptor = Descriptor::of(of_b)?;
     let mut b = Matrix::new(k, columns);
-    if b_across == 1 {
+    if b_across {
         descriptor.read(warp, cluster, element, 0..k, columns * element.bytes(), |row, column, x| b.set(row, column, x))?;
     } else {
         descriptor.read(warp, cluster, element, 0..columns, 32, |row, column, x| b.set(column, row, x))?;
     }
     let c = vector(warp, env, &operands[0]);
-    let adds = flag(warp, 3) == 1;
     multiply(warp, elements(&operands[0]), &a, &b, adds.then_some(c.as_slice()));
     Ok(())
 }
 
-/// Waits for products: what they read may be written again.
+/// The registers of a `wgmma` are the tensor cores' until it is waited for; several may sum into the same.
+fn begin(warp: &mut Warp, operands: &[Operand]) -> Result<(), Fault> {
+    if !warp.has_fenced_products {
+        return Err(Fault::Misuse("a wgmma without a wgmma.fence before it".to_string()));
+    }
+    warp.busy.resize(warp.regs.len(), Busy::No);
+    let a = if let Operand::Vector(a) = &operands[1] { a.as_slice() } else { &[] };
+    let read = a.iter().map(|a| (a, Busy::Read));
+    for (operand, becomes) in elements(&operands[0]).iter().map(|sum| (sum, Busy::Summed)).chain(read) {
+        let Operand::Reg(register) = operand else { continue };
+        let busy = &mut warp.busy[*register as usize];
+        if *busy != Busy::No && *busy != becomes {
+            return Err(under_way());
+        }
+        *busy = becomes;
+        warp.products.push(Product::Register(*register));
+    }
+    Ok(())
+}
+
+fn under_way() -> Fault {
+    Fault::Misuse("a register of a wgmma that is not waited for".to_string())
+}
+
+/// Whether an instruction leaves the registers alone that products under way have.
+pub fn leaves_products(warp: &Warp, inst: &Inst) -> Result<(), Fault> {
+    if warp.busy.is_empty() || matches!(inst.op, Op::Wgmma { .. }) {
+        return Ok(());
+    }
+    let is_busy = |operand: &Operand| match operand {
+        Operand::Reg(register) | Operand::Address { base: Some(register), .. } => warp.busy[*register as usize] != Busy::No,
+        _ => false,
+    };
+    let touches = inst.operands.iter().any(|operand| elements(operand).iter().any(is_busy));
+    if touches { Err(under_way()) } else { Ok(()) }
+}
+
+/// Waits for products: what they read may be written again, their sums are there.
 pub fn wait(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst) {
     let left = value(warp, env, &inst.operands[0])[0] as usize;
     let shared = &mut cluster.ctas[warp.cta].shared;
-    warp.products.take_done(left).into_iter().for_each(|address| shared.finish_read(address, &warp.agent, false));
-    // One that is still under way may read the same.
-    warp.products.iter().for_each(|&address| shared.finish_read(address, &warp.agent, true));
+    let before = warp.busy.clone();
+    for product in warp.products.take_done(left) {
+        match product {
+            Product::Shared(address) => shared.finish_read(address, &warp.agent, false),
+            Product::Register(register) => warp.busy[register as usize] = Busy::No,
+        }
+    }
+    // One that is still under way may have the same.
+    let mut is_idle = true;
+    for product in warp.products.iter() {
+        is_idle = false;
+        match product {
+            Product::Shared(address) => shared.finish_read(*address, &warp.agent, true),
+            Product::Register(register) => warp.busy[*register as usize] = before[*register as usize],
+        }
+    }
+    if is_idle {
+        warp.busy.clear();
+    }
 }

@@ -46,11 +46,16 @@ fn own_range(len: usize, what: &str, address: u64, bytes: usize) -> Result<Range
     Ok(address as usize..end as usize)
 }
 
-pub fn load(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, lanes: u32, space: Space, ty: Ty) -> Result<(), Fault> {
+pub fn load(
+    warp: &mut Warp,
+    cluster: &mut Cluster,
+    env: &Env<'_>,
+    inst: &Inst,
+    lanes: u32,
+    space: Space,
+    (ty, register): (Ty, Ty),
+) -> Result<(), Fault> {
     let (to, at) = (elements(&inst.operands[0]), addresses(warp, &inst.operands[1]));
-    if matches!(ty, Ty::Signed(1 | 2)) {
-        return Err(Fault::Misuse("a load that extends a sign is not supported".to_string()));
-    }
     let bytes = ty.bytes() * to.len();
     let mut data = [0u128; LANES];
     for lane in lanes_of(lanes) {
@@ -66,7 +71,7 @@ pub fn load(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, 
         };
     }
     for (i, to) in to.iter().enumerate() {
-        set(warp, to, lanes, ty, |lane| (data[lane] >> (8 * ty.bytes() * i)) as u64);
+        set(warp, to, lanes, register, |lane| ty.extend((data[lane] >> (8 * ty.bytes() * i)) as u64) as u64);
     }
     Ok(())
 }
