@@ -86,7 +86,24 @@ pub fn options() -> Vec<CaseSpec> {
         ];
         contracts::options(&base).into_iter().chain(more)
     };
-    [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].into_iter().flat_map(of).collect()
+    [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].into_iter().flat_map(of).chain(long_tasks()).collect()
+}
+
+/// Tasks of several chunks a group, by decode and by verify tiles: scores of the other sign; large ones, whose largest goes on rising; a window whose last
+/// token that the newest query leaves out is the first of a chunk.
+fn long_tasks() -> impl Iterator<Item = CaseSpec> {
+    forms().into_iter().flat_map(|(kv_dtype, scales)| {
+        [(4, 1), (16, 4)].into_iter().flat_map(move |(group, query_len)| {
+            let query_lens = vec![query_len];
+            let base =
+                CaseSpec { kv_heads: 1, group, query_lens, lens: vec![1500, 70], workgroup_budget: Some(3), ..spec(kv_dtype, scales) };
+            [
+                CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
+                CaseSpec { q_factor: 32.0, ..base.clone() },
+                CaseSpec { window: Some(128), lens: vec![385, 70], ..base },
+            ]
+        })
+    })
 }
 
 pub fn many_sequences() -> Vec<CaseSpec> {

@@ -1,6 +1,6 @@
 //! The calls that the GPU's tests make, against float64.
 
-use candle::{Error, Result, Tensor};
+use candle::{Device, Error, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::cuda::Tables;
 use candle_paged_attn::registry::{Arch, ArchName, Selection};
@@ -110,7 +110,18 @@ fn pages() {
             [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| of(page, layout, kv_dtype, scales))
         })
     });
-    check_all(&rows.chain(chunks).collect::<Vec<_>>());
+    // More pages a task than a warp has ids of at once.
+    let many = [(4, 1, 1), (16, 4, 2)].into_iter().flat_map(|(group, query_len, page)| {
+        [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| CaseSpec {
+            kv_heads: 1,
+            group,
+            query_lens: vec![query_len],
+            lens: vec![1500],
+            workgroup_budget: Some(2),
+            ..of(page, CacheLayout::Nhd, kv_dtype, scales)
+        })
+    });
+    check_all(&rows.chain(chunks).chain(many).collect::<Vec<_>>());
 }
 
 #[test]
@@ -129,4 +140,29 @@ fn empty_batches_and_caches() {
         let of = |lens: &[i64]| CaseSpec { lens: lens.to_vec(), ..spec(KvDtype::Bf16, Scales::None) };
         check_all(&[of(&[0, -3]), of(&[])]);
     }
+}
+
+/// Tables that the host does not check: page ids are clamped to the cache, lengths to the table.
+#[test]
+fn wild_tables_stay_inside() {
+    if !has_nvrtc("wild_tables_stay_inside") {
+        return;
+    }
+    let decode = specs::forms().map(|(kv_dtype, scales)| CaseSpec { lens: vec![300, 70], ..spec(kv_dtype, scales) });
+    let [bf16, ..] = &decode;
+    let (plain, apart) = (CaseSpec { layout: CacheLayout::Vllm, ..bf16.clone() }, CaseSpec { page_size: 24, ..bf16.clone() });
+    let verify = decode.clone().map(|spec| CaseSpec { group: 16, query_lens: vec![4], ..spec });
+    let all: Vec<_> = decode.into_iter().chain(verify).chain([plain, apart]).collect();
+    let check = |spec: &CaseSpec| -> Result<()> {
+        let mut case = spec.build()?;
+        let first_past = case.key_cache.dims()[0] as i32;
+        for (page, tokens) in [(first_past, 300), (-1, 300), (i32::MIN, 300), (-1, i32::MAX)] {
+            case.block_tables = Tensor::full(page, case.block_tables.dims().to_vec(), &Device::Cpu)?;
+            case.context_lens = Tensor::full(tokens, spec.lens.len(), &Device::Cpu)?;
+            let ran = Call::new(&case, &Arch::sm90(), Tables::Device)?.run();
+            ran.map_err(|error| error.context(format!("pages {page}, {tokens} tokens: {spec:?}")))?;
+        }
+        Ok(())
+    };
+    all_right(all.par_iter().map(check).collect());
 }
