@@ -113,43 +113,6 @@ fn copies_that_are_not_waited_for() {
     race(&copies("cp.async.wait_group 0;", 32), 64);
 }
 
-#[test]
-fn what_tensor_cores_read_is_fenced_and_left_alone() {
-    let body = |fence: &str, wait: &str| {
-        let zeros: String = (0..32).map(|i| format!("mov.f32 %f{i}, 0f00000000;\n")).collect();
-        let sums = (0..32).map(|i| format!("%f{i}")).collect::<Vec<_>>().join(",");
-        format!(
-            "{zeros}
-            mov.u32 %r2, dynamic;
-            mad.lo.s32 %r3, %r0, 64, %r2;
-            mov.u32 %r4, 0x3f803f80;
-            st.shared.v4.u32 [%r3], {{%r4, %r4, %r4, %r4}};
-            st.shared.v4.u32 [%r3+16], {{%r4, %r4, %r4, %r4}};
-            st.shared.v4.u32 [%r3+32], {{%r4, %r4, %r4, %r4}};
-            st.shared.v4.u32 [%r3+48], {{%r4, %r4, %r4, %r4}};
-            {fence}
-            bar.sync 0;
-            shr.u32 %r5, %r2, 4;
-            cvt.u64.u32 %rd2, %r5;
-            or.b64 %rd2, %rd2, 0x4000004000010000;
-            wgmma.fence.sync.aligned;
-            wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{sums}}}, %rd2, %rd2, 1, 1, 1, 0, 0;
-            wgmma.commit_group.sync.aligned;
-            {wait}
-            bar.sync 0;
-            st.shared.u32 [%r3], 0;
-            mov.b32 %r1, %f5;"
-        )
-    };
-    let (fence, wait) = ("fence.proxy.async.shared::cta;", "wgmma.wait_group.sync.aligned 0;");
-    assert_eq!(run(&body(fence, wait), &[], 128).unwrap(), vec![16f32.to_bits(); 128]);
-    let (access, other) = race(&body("", wait), 128);
-    assert!(access == "read by wgmma" && other.contains("fence.proxy.async"), "{other}");
-    let (access, other) = race(&body(fence, ""), 128);
-    assert!(access == "write" && other.contains("wgmma"), "{other}");
-    assert_eq!(race(&body(fence, "wgmma.wait_group.sync.aligned 1;"), 128).0, "write");
-}
-
 /// CTA `c` sends its rank to CTA `c ^ 1`.
 fn sends(init_fence: &str, expected: u32) -> String {
     format!(

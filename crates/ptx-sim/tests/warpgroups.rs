@@ -1,9 +1,9 @@
-//! Products of a warpgroup that are used against their rules.
+//! Products of a warpgroup, by their rules and against them.
 
 mod support;
 
 use ptx_sim::Fault;
-use support::{fault, run};
+use support::{fault, race, run};
 
 /// Fills shared memory with ones, `fence`, and multiplies by `product`, in which `D, A, B` stand for the operands; then `after`.
 fn body(fence: &str, product: &str, after: &str) -> String {
@@ -43,6 +43,20 @@ fn misuse(body: &str) -> String {
         Fault::Misuse(why) => why,
         other => panic!("{other}"),
     }
+}
+
+#[test]
+fn what_tensor_cores_read_is_fenced_and_left_alone() {
+    let body = |fence: &str, wait: &str| {
+        let overwrite = format!("{wait}\nbar.sync 0;\nst.shared.u32 [%r3], 0;");
+        body(fence, &[FENCE, PRODUCT].concat(), &overwrite)
+    };
+    assert_eq!(run(&body(PROXY, WAIT), &[], 128).unwrap(), [16f32.to_bits(); 128]);
+    let (access, other) = race(&body("", WAIT), 128);
+    assert!(access == "read by wgmma" && other.contains("fence.proxy.async"), "{other}");
+    let (access, other) = race(&body(PROXY, ""), 128);
+    assert!(access == "write" && other.contains("wgmma"), "{other}");
+    assert_eq!(race(&body(PROXY, "wgmma.wait_group.sync.aligned 1;"), 128).0, "write");
 }
 
 #[test]
