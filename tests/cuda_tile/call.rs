@@ -5,9 +5,11 @@ use candle_paged_attn::PagedDecode;
 use candle_paged_attn::cache::KvStrides;
 use candle_paged_attn::cuda::specialize::{self, leaves_f16, slot_rows};
 use candle_paged_attn::cuda::{Decided, Tables};
+use candle_paged_attn::plan::PLANNER_THREADS;
 use candle_paged_attn::registry::{Arch, ScaleMode, Selection};
 use testkit::arguments::Arguments;
 use testkit::cases::{Case, PlanRows};
+use testkit::plans::planner_arguments;
 use testkit::raw::Raw;
 
 use crate::device::{Device, Shape};
@@ -63,7 +65,7 @@ impl<'a> Call<'a> {
 
     fn place(&self, device: &Device) -> Result<Places> {
         let (spec, options, selection) = (&self.case.spec, &self.case.options, self.selection());
-        let (plan_rows, slots) = (self.rows.lens.len(), self.slots());
+        let (plan_rows, slots) = (self.decided.plan_rows(), self.decided.slots());
         let [work, reduce] = match self.decided.host_plan() {
             Some(plan) => [plan.work.as_flattened(), plan.reduce.as_flattened()].map(|records| device.ints(records)),
             None if self.decided.is_planned_here() => [16 * slots, 8 * plan_rows].map(|bytes| device.unwritten(bytes)),
@@ -85,23 +87,18 @@ impl<'a> Call<'a> {
     }
 
     fn launch_planner(&self, device: &Device, places: &Places) -> Result<()> {
-        let spec = &self.case.spec;
-        let ragged = places.query_start != 0;
-        let limit = spec.max_partitions.map_or(-1, clamp);
-        let heads_per_row = if spec.per_head { spec.kv_heads } else { 1 };
-        let mut arguments = Arguments::default();
-        arguments.longs([places.context_lens, places.query_start, places.work, places.reduce]);
-        arguments.ints([self.rows.lens.len(), heads_per_row, self.decided.query_len(), spec.window.unwrap_or(0), self.slots()].map(clamp));
-        arguments.ints([limit]);
-        let kernel = specialize::plan(self.arch, self.rows.lens.len(), ragged)?;
-        device.launch(&kernel, Shape::new([1; 3], 256), &arguments)
+        let (spec, rows) = (&self.case.spec, self.decided.plan_rows());
+        let addresses = [places.context_lens, places.query_start, places.work, places.reduce];
+        let numbers = [rows, spec.heads_of_tables(), self.decided.query_len(), spec.window.unwrap_or(0), self.decided.slots()];
+        let kernel = specialize::plan(self.arch, rows, places.query_start != 0)?;
+        device.launch(&kernel, Shape::new([1; 3], PLANNER_THREADS), &planner_arguments(addresses, numbers, spec.max_partitions))
     }
 
     fn launch_tile(&self, device: &Device, places: &Places) -> Result<()> {
         let selection = self.selection();
         let cluster = selection.key.cuda.map_or(1, |shape| shape.cluster);
         let shape = Shape {
-            grid: [self.slots() * self.heads() * cluster, 1, selection.row_groups],
+            grid: [self.decided.slots() * self.heads() * cluster, 1, selection.row_groups],
             threads: selection.threads,
             cluster,
             dynamic_shared: selection.lds_bytes,
@@ -129,7 +126,7 @@ impl<'a> Call<'a> {
         arguments.f32(softmax_scale * std::f32::consts::LOG2_E).f32(spec.softcap.unwrap_or(0.0));
         let pages = key_cache.dims()[0];
         arguments.ints([spec.window.unwrap_or(0), self.decided.query_len(), spec.kv_heads, pages, max_pages].map(clamp));
-        arguments.ints([self.rows.lens.len(), slot_rows(self.selection()), self.rows.queries()].map(clamp));
+        arguments.ints([self.decided.plan_rows(), slot_rows(self.selection()), self.rows.queries()].map(clamp));
         // From each sequence's rows to the next's there is no more than from row to row.
         arguments.longs([0, 0]);
         Ok(arguments)
@@ -169,10 +166,6 @@ impl<'a> Call<'a> {
         let out = Tensor::from_raw_buffer(&bytes, spec.q_dtype, &[rows, heads + 1, spec.head_dim], &Cpu::Cpu)?;
         let lse = Tensor::from_vec(device.read_f32(places.lse, rows * heads), (rows, heads), &Cpu::Cpu)?;
         Ok((out.narrow(1, 0, heads)?, lse))
-    }
-
-    fn slots(&self) -> usize {
-        self.decided.slots()
     }
 
     /// KV heads that share a plan row.

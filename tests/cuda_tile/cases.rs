@@ -9,8 +9,8 @@ use testkit::cases::{Case, CaseSpec, Scales};
 use testkit::errors::chain;
 
 use crate::call::Call;
-use crate::compile::has_nvrtc;
 use crate::cuts;
+use crate::require_nvrtc;
 use crate::specs::{self, spec};
 
 /// Archs that kernels are written for.
@@ -60,94 +60,78 @@ pub fn check_all(specs: &[CaseSpec]) {
 
 #[test]
 fn the_tensor_core_tile_in_every_form() {
-    if has_nvrtc("the_tensor_core_tile_in_every_form") {
-        check_all(&specs::tensor_cores());
-    }
+    require_nvrtc!();
+    check_all(&specs::tensor_cores());
 }
 
 #[test]
 fn the_plain_tile_in_every_layout_and_dtype() {
-    if has_nvrtc("the_plain_tile_in_every_layout_and_dtype") {
-        check_all(&specs::plain());
-    }
+    require_nvrtc!();
+    check_all(&specs::plain());
 }
 
 #[test]
 fn every_head_dim_page_size_and_group() {
-    if has_nvrtc("every_head_dim_page_size_and_group") {
-        check_all(&specs::sizes());
-    }
+    require_nvrtc!();
+    check_all(&specs::sizes());
 }
 
 #[test]
 fn every_option_in_every_form() {
-    if has_nvrtc("every_option_in_every_form") {
-        check_all(&specs::options());
-    }
+    require_nvrtc!();
+    check_all(&specs::options());
 }
 
 #[test]
 fn many_sequences() {
-    if has_nvrtc("many_sequences") {
-        check_all(&specs::many_sequences());
-    }
+    require_nvrtc!();
+    check_all(&specs::many_sequences());
 }
 
 /// From one token to 1024, in each layout that holds such pages.
 #[test]
 fn pages() {
-    if !has_nvrtc("pages") {
-        return;
-    }
-    let of = |page_size: usize, layout, kv_dtype, scales| CaseSpec { page_size, layout, lens: vec![270, 3], ..spec(kv_dtype, scales) };
-    let rows = [1, 2, 24, 64, 1024].into_iter().flat_map(|page| {
-        [CacheLayout::Nhd, CacheLayout::Hnd].into_iter().flat_map(move |layout| {
-            [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| of(page, layout, kv_dtype, scales))
+    require_nvrtc!();
+    let both = |base: CaseSpec| {
+        [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| CaseSpec {
+            kv_dtype,
+            scales,
+            ..base.clone()
         })
-    });
-    let chunks = [16, 48, 1024].into_iter().flat_map(|page| {
-        [CacheLayout::Vllm, CacheLayout::Shuffled].into_iter().flat_map(move |layout| {
-            [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| of(page, layout, kv_dtype, scales))
-        })
-    });
+    };
+    let of = |page_size: usize, layout| CaseSpec { page_size, layout, lens: vec![270, 3], ..spec(KvDtype::Bf16, Scales::None) };
+    let of_each = |pages: &'static [usize], layouts: [CacheLayout; 2]| {
+        pages.iter().flat_map(move |&page| layouts.into_iter().flat_map(move |layout| both(of(page, layout))))
+    };
+    let rows = of_each(&[1, 2, 24, 64, 1024], [CacheLayout::Nhd, CacheLayout::Hnd]);
+    let chunks = of_each(&[16, 48, 1024], [CacheLayout::Vllm, CacheLayout::Shuffled]);
     // More pages a task than a warp has ids of at once.
     let many = [(4, 1, 1), (16, 4, 2)].into_iter().flat_map(|(group, query_len, page)| {
-        [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].map(|(kv_dtype, scales)| CaseSpec {
-            kv_heads: 1,
-            group,
-            query_lens: vec![query_len],
-            lens: vec![1500],
-            workgroup_budget: Some(2),
-            ..of(page, CacheLayout::Nhd, kv_dtype, scales)
-        })
+        let query_lens = vec![query_len];
+        both(CaseSpec { kv_heads: 1, group, query_lens, lens: vec![1500], workgroup_budget: Some(2), ..of(page, CacheLayout::Nhd) })
     });
     check_all(&rows.chain(chunks).chain(many).collect::<Vec<_>>());
 }
 
 #[test]
-fn queries_and_token_scales_between_sixteen_bytes() -> Result<()> {
-    if has_nvrtc("queries_and_token_scales_between_sixteen_bytes") {
-        let cases = cuts::between_sixteen_bytes()?;
-        let calls: Vec<_> = archs().into_iter().flat_map(|arch| cases.iter().map(move |case| (arch.clone(), case))).collect();
-        all_right(calls.par_iter().map(|(arch, case)| check_case(arch, case, Tables::Host, |_| true)).collect());
-    }
-    Ok(())
+fn queries_and_token_scales_between_sixteen_bytes() {
+    require_nvrtc!();
+    let cases = cuts::between_sixteen_bytes().unwrap();
+    let calls: Vec<_> = archs().into_iter().flat_map(|arch| cases.iter().map(move |case| (arch.clone(), case))).collect();
+    all_right(calls.par_iter().map(|(arch, case)| check_case(arch, case, Tables::Host, |_| true)).collect());
 }
 
 #[test]
 fn empty_batches_and_caches() {
-    if has_nvrtc("empty_batches_and_caches") {
-        let of = |lens: &[i64]| CaseSpec { lens: lens.to_vec(), ..spec(KvDtype::Bf16, Scales::None) };
-        check_all(&[of(&[0, -3]), of(&[])]);
-    }
+    require_nvrtc!();
+    let of = |lens: &[i64]| CaseSpec { lens: lens.to_vec(), ..spec(KvDtype::Bf16, Scales::None) };
+    check_all(&[of(&[0, -3]), of(&[])]);
 }
 
 /// Tables that the host does not check: page ids are clamped to the cache, lengths to the table.
 #[test]
 fn wild_tables_stay_inside() {
-    if !has_nvrtc("wild_tables_stay_inside") {
-        return;
-    }
+    require_nvrtc!();
     let decode = specs::forms().map(|(kv_dtype, scales)| CaseSpec { lens: vec![300, 70], ..spec(kv_dtype, scales) });
     let [bf16, ..] = &decode;
     let (plain, apart) = (CaseSpec { layout: CacheLayout::Vllm, ..bf16.clone() }, CaseSpec { page_size: 24, ..bf16.clone() });

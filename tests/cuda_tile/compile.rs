@@ -13,7 +13,7 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| Compiler::new(JitSettings
 /// A module that one thread compiles while others wait; an error as its text.
 type Entry = Arc<OnceLock<std::result::Result<Arc<Module>, String>>>;
 
-/// Whether `test` can run. Without NVRTC it is skipped, with a line that says so; in CI it fails.
+/// Whether tests can run. Without NVRTC they are skipped, each with a line that says so; in CI they fail.
 pub fn has_nvrtc(test: &str) -> bool {
     match COMPILER.compiler_of(ArchName::Sm90) {
         Ok(_) => true,
@@ -23,6 +23,16 @@ pub fn has_nvrtc(test: &str) -> bool {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Skips a test where kernels cannot be compiled.
+#[macro_export]
+macro_rules! require_nvrtc {
+    () => {
+        if !$crate::compile::has_nvrtc(module_path!()) {
+            return;
+        }
+    };
 }
 
 /// The kernel's module.

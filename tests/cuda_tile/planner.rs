@@ -2,7 +2,7 @@
 
 use candle::{Result, bail};
 use candle_paged_attn::cuda::specialize;
-use candle_paged_attn::plan::HostPlan;
+use candle_paged_attn::plan::{HostPlan, PLANNER_THREADS};
 use candle_paged_attn::registry::Arch;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use testkit::plans::{Batch, plan_of};
 
 use crate::cases::all_right;
-use crate::compile::has_nvrtc;
 use crate::device::{Device, Shape};
+use crate::require_nvrtc;
 
 /// The device's plan.
 fn plan(batch: &Batch, arch: &Arch, capacity: usize) -> Result<HostPlan> {
@@ -19,7 +19,7 @@ fn plan(batch: &Batch, arch: &Arch, capacity: usize) -> Result<HostPlan> {
     let rows = batch.lens.len();
     let [work, reduce] = [16 * capacity, 8 * rows].map(|bytes| device.unwritten(bytes));
     let arguments = batch.arguments(|data| device.upload(data), [work, reduce], capacity);
-    device.launch(&specialize::plan(arch, rows, batch.ragged())?, Shape::new([1; 3], 256), &arguments)?;
+    device.launch(&specialize::plan(arch, rows, batch.ragged())?, Shape::new([1; 3], PLANNER_THREADS), &arguments)?;
     Ok(plan_of(&device.read_i32(work, 4 * capacity), &device.read_i32(reduce, 2 * rows)))
 }
 
@@ -34,9 +34,7 @@ fn check(batch: &Batch, arch: &Arch, what: &str) -> Result<()> {
 
 #[test]
 fn records_are_the_hosts() {
-    if !has_nvrtc("records_are_the_hosts") {
-        return;
-    }
+    require_nvrtc!();
     for (arch, batches) in [(Arch::sm90(), 0..200), (Arch::sm89(), 200..220), (Arch::sm80(), 220..240)] {
         let check = |seed| {
             let mut rng = StdRng::seed_from_u64(seed);
@@ -51,9 +49,7 @@ fn records_are_the_hosts() {
 /// The most that a plan row or a batch can be, and batches around the number of slots.
 #[test]
 fn extremes() {
-    if !has_nvrtc("extremes") {
-        return;
-    }
+    require_nvrtc!();
     let mut rng = StdRng::seed_from_u64(12);
     let longest = vec![i32::MAX; 256];
     let random: Vec<i32> = (0..200).map(|_| rng.random_range(0..100_000)).collect();

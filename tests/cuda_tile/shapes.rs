@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use testkit::cases::{CaseSpec, Scales};
 
 use crate::cases::{all_right, check};
-use crate::compile::has_nvrtc;
+use crate::require_nvrtc;
 use crate::specs::spec;
 
 /// A call, and how its kernel's name ends.
@@ -40,9 +40,7 @@ fn one_of(batch: usize, tiles: i64, base: CaseSpec) -> CaseSpec {
 
 #[test]
 fn decode_by_clusters() {
-    if !has_nvrtc("decode_by_clusters") {
-        return;
-    }
+    require_nvrtc!();
     let unsplit = |batch, tiles, base| CaseSpec { max_partitions: Some(1), ..one_of(batch, tiles, base) };
     check_all(&[
         (unsplit(1, 8, fp8()), "w1x4s3c16k16"),
@@ -67,9 +65,7 @@ fn decode_by_clusters() {
 
 #[test]
 fn decode_by_single_blocks() {
-    if !has_nvrtc("decode_by_single_blocks") {
-        return;
-    }
+    require_nvrtc!();
     let slots = |budget, tiles, base| CaseSpec { workgroup_budget: Some(budget), ..one_of(1, tiles, base) };
     let many = |base| CaseSpec { lens: (0..140).map(|i| 1 + i * 7 % 200).collect(), workgroup_budget: Some(150), ..base };
     let alone = CaseSpec { lens: (0..200).map(|i| if i == 77 { 1200 } else { 1 + i * 7 % 200 }).collect(), ..bf16() };
@@ -87,9 +83,7 @@ fn decode_by_single_blocks() {
 
 #[test]
 fn verify_by_warpgroups() {
-    if !has_nvrtc("verify_by_warpgroups") {
-        return;
-    }
+    require_nvrtc!();
     let verify = |base| CaseSpec { group: 16, query_lens: vec![4], lens: vec![300, 70], workgroup_budget: Some(4), ..base };
     let in_turns = |base| CaseSpec { group: 16, query_lens: vec![4], lens: (0..270).map(|i| 5 + i * 7 % 90).collect(), ..base };
     let scalar = CaseSpec { scales: Scales::Scalar, ..fp8() };
@@ -105,9 +99,7 @@ fn verify_by_warpgroups() {
 
 #[test]
 fn verify_by_warps() {
-    if !has_nvrtc("verify_by_warps") {
-        return;
-    }
+    require_nvrtc!();
     let rows =
         |query_len, base| CaseSpec { group: 16, query_lens: vec![query_len], lens: vec![300, 70], workgroup_budget: Some(4), ..base };
     let unsplit = |batch, tiles, base| CaseSpec { max_partitions: Some(1), workgroup_budget: None, ..one_of(batch, tiles, rows(4, base)) };

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use testkit::cases::CaseSpec;
 
 use crate::cases::{all_right, check, on_archs};
-use crate::compile::has_nvrtc;
 use crate::cuts::{self, Cut};
+use crate::require_nvrtc;
 
 /// Checks calls; on an H200 `is` what is chosen for them.
 #[track_caller]
@@ -29,30 +29,25 @@ fn check_cuts(cuts: &[Cut]) {
 
 #[test]
 fn decode_tiles() {
-    if has_nvrtc("decode_tiles") {
-        check_cuts(&cuts::decode());
-    }
+    require_nvrtc!();
+    check_cuts(&cuts::decode());
 }
 
 #[test]
 fn verify_tiles() {
-    if has_nvrtc("verify_tiles") {
-        check_cuts(&cuts::verify());
-    }
+    require_nvrtc!();
+    check_cuts(&cuts::verify());
 }
 
 #[test]
 fn plain_tiles() {
-    if has_nvrtc("plain_tiles") {
-        check_all(&cuts::plain(), |selection| selection.key.cuda.is_none());
-    }
+    require_nvrtc!();
+    check_all(&cuts::plain(), |selection| selection.key.cuda.is_none());
 }
 
 #[test]
 fn reducers() {
-    if !has_nvrtc("reducers") {
-        return;
-    }
+    require_nvrtc!();
     for (spec, warps) in cuts::reducers() {
         let wanted = format!("a reducer of {warps} warp");
         check_all(&[spec], |selection| selection.reason.to_string().contains(&wanted));

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use testkit::writes::{WriteForm, WriteScales};
 
 use crate::cases::{all_right, archs};
-use crate::compile::has_nvrtc;
 use crate::device::{Device, Shape};
+use crate::require_nvrtc;
 
 /// An error unless every tensor's bytes are the CPU's. `repeats`: tokens share slots, and of those the last one stays.
 fn check(arch: &Arch, form: WriteForm, seed: u64, repeats: bool) -> Result<()> {
@@ -49,23 +49,20 @@ fn in_every_layout(forms: &[(KvDtype, WriteScales)]) -> Vec<(KvDtype, WriteScale
 
 #[test]
 fn numbers() {
-    if has_nvrtc("numbers") {
-        let none = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16].map(|kv| (kv, WriteScales::None));
-        check_all(&in_every_layout(&[&none[..], &[(KvDtype::F16, WriteScales::Scalar)]].concat()));
-    }
+    require_nvrtc!();
+    let none = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16].map(|kv| (kv, WriteScales::None));
+    check_all(&in_every_layout(&[&none[..], &[(KvDtype::F16, WriteScales::Scalar)]].concat()));
 }
 
 #[test]
 fn fp8() {
-    if has_nvrtc("fp8") {
-        let scales = [WriteScales::None, WriteScales::Scalar, WriteScales::Token, WriteScales::TokenAndScalar];
-        check_all(&in_every_layout(&scales.map(|scales| (KvDtype::Fp8, scales))));
-    }
+    require_nvrtc!();
+    let scales = [WriteScales::None, WriteScales::Scalar, WriteScales::Token, WriteScales::TokenAndScalar];
+    check_all(&in_every_layout(&scales.map(|scales| (KvDtype::Fp8, scales))));
 }
 
 #[test]
 fn mxfp4() {
-    if has_nvrtc("mxfp4") {
-        check_all(&[CacheLayout::Nhd, CacheLayout::Hnd].map(|layout| (KvDtype::Mxfp4, WriteScales::Block, layout)));
-    }
+    require_nvrtc!();
+    check_all(&[CacheLayout::Nhd, CacheLayout::Hnd].map(|layout| (KvDtype::Mxfp4, WriteScales::Block, layout)));
 }

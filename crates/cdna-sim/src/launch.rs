@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use sim_memory::{Map, Memory, View};
 
 use crate::counters::Counters;
 use crate::disasm::disassemble;
@@ -14,7 +15,6 @@ use crate::operand::{AGPR, EXEC, Regs, VGPR};
 use crate::program::{Inst, Program};
 use crate::trace::{Recorder, Trace};
 use crate::wave::{Mode, State, Wave};
-use sim_memory::{Map, Memory, View};
 
 /// A code object ready to run: its program, and its image in memory.
 pub struct Module {

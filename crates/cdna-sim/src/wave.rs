@@ -1,10 +1,11 @@
 //! A wave's registers.
 
+use sim_memory::View;
+
 use crate::exec::lanes::Row;
 use crate::operand::{EXEC, VCC};
 use crate::program::ScalarSrc;
 use crate::waits::Waits;
-use sim_memory::View;
 
 /// Floating-point mode bits that change results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

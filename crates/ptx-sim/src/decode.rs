@@ -1,4 +1,4 @@
-//! From a mnemonic to an operation. What is not listed is not supported, and says so.
+//! From a mnemonic, written like one of the supported forms (`forms.rs`), to its operation.
 
 use crate::inst::{Binary, Bool, Compare, Element, Op, Operand, Round, Shuffle, Space, Ternary, Ty, Unary, Vote};
 
@@ -10,9 +10,8 @@ pub fn op(mnemonic: &str) -> Result<Op, String> {
     let ty = types.last().copied();
     let has = |part: &str| parts.contains(&part);
     let typed = |make: &dyn Fn(Ty) -> Op| ty.map(make).ok_or_else(|| format!("{mnemonic} has no type that is supported"));
-    let synchronizing = synchronizing(&parts, ty);
-    if let Some(op) = synchronizing {
-        return op.map_err(|reason| format!("{mnemonic}: {reason}"));
+    if let Some(op) = synchronizing(&parts, ty) {
+        return Ok(op);
     }
     let unary = unary(name);
     if let (Some(unary), true) = (unary, has("ftz")) {
@@ -80,67 +79,57 @@ pub fn with_operands(op: Op, operands: &[Operand], widths: &[u8]) -> Op {
 }
 
 /// Instructions that threads, copies or tensor cores meet in.
-fn synchronizing(parts: &[&str], ty: Option<Ty>) -> Option<Result<Op, String>> {
+fn synchronizing(parts: &[&str], ty: Option<Ty>) -> Option<Op> {
     let has = |part: &str| parts.contains(&part);
-    let no = || Err("not supported".to_string());
-    Some(Ok(match (parts[0], parts.get(1).copied().unwrap_or_default()) {
+    let kind = parts.get(2).copied().unwrap_or_default();
+    Some(match (parts[0], parts.get(1).copied().unwrap_or_default()) {
         ("bar", "warp") => Op::SyncWarp,
-        ("barrier", "cluster") if has("wait") => Op::ClusterWait,
-        ("barrier", "cluster") => Op::ClusterArrive,
         ("bar", "sync") => Op::Barrier { waits: true },
         ("bar", "arrive") => Op::Barrier { waits: false },
-        ("cp", "async") if has("commit_group") => Op::CopyCommit,
-        ("cp", "async") if has("wait_group") => Op::CopyWait,
+        ("barrier", "cluster") if kind == "wait" => Op::ClusterWait,
+        ("barrier", "cluster") => Op::ClusterArrive,
+        ("cp", "async") if kind == "commit_group" => Op::CopyCommit,
+        ("cp", "async") if kind == "wait_group" => Op::CopyWait,
         ("cp", "async") => Op::Copy,
-        ("shfl", "sync") => Op::Shuffle(match *parts.get(2)? {
+        ("shfl", "sync") => Op::Shuffle(match kind {
             "idx" => Shuffle::Index,
             "up" => Shuffle::Up,
             "down" => Shuffle::Down,
-            "bfly" => Shuffle::Butterfly,
-            _ => return Some(no()),
+            _ => Shuffle::Butterfly,
         }),
-        ("vote", "sync") => Op::Vote(match *parts.get(2)? {
+        ("vote", "sync") => Op::Vote(match kind {
             "any" => Vote::Any,
             "all" => Vote::All,
-            "ballot" => Vote::Ballot,
-            _ => return Some(no()),
+            _ => Vote::Ballot,
         }),
-        ("redux", "sync") => match (binary(parts.get(2)?, &[]), ty) {
-            (Some(op @ (Binary::Add | Binary::Min | Binary::Max | Binary::And | Binary::Or | Binary::Xor)), Some(ty)) => Op::Reduce(op, ty),
-            _ => return Some(no()),
-        },
-        ("ldmatrix", _) if has("x4") && has("m8n8") => Op::LoadMatrix { transposed: has("trans") },
-        ("mma", "sync") => {
-            return Some(element(parts).filter(|e| has(&format!("m16n8k{}", e.k()))).map(Op::Mma).ok_or("shape".to_string()));
-        }
+        ("redux", "sync") => Op::Reduce(binary(kind, &[])?, ty?),
+        ("ldmatrix", _) => Op::LoadMatrix { transposed: has("trans") },
+        ("mma", "sync") => Op::Mma(element(parts)?),
         ("wgmma", "fence") => Op::ProductsFence,
         ("wgmma", "commit_group") => Op::ProductsCommit,
         ("wgmma", "wait_group") => Op::ProductsWait,
-        ("wgmma", "mma_async") => return Some(wgmma(parts)),
-        ("fence", "proxy") if has("async") => Op::FenceAsyncProxy,
+        ("wgmma", "mma_async") => Op::Wgmma { columns: columns(parts)?, element: element(parts)? },
+        ("fence", "proxy") => Op::FenceAsyncProxy,
         ("fence", "mbarrier_init") => Op::FenceMbarrierInit,
         ("mbarrier", "init") => Op::MbarrierInit,
-        ("mbarrier", "arrive") if has("expect_tx") => Op::MbarrierExpect,
-        ("mbarrier", "try_wait") if has("parity") => Op::MbarrierTryWait,
-        ("mapa", _) if ty == Some(Ty::Bits(4)) => Op::MapShared,
-        ("st", "async") if has("mbarrier::complete_tx::bytes") => Op::Send { ty: ty? },
-        ("bar" | "barrier" | "cp" | "ldmatrix" | "wgmma" | "fence" | "mbarrier" | "mapa", _) | ("st" | "red", "async") => return Some(no()),
+        ("mbarrier", "arrive") => Op::MbarrierExpect,
+        ("mbarrier", "try_wait") => Op::MbarrierTryWait,
+        ("mapa", _) => Op::MapShared,
+        ("st", "async") => Op::Send { ty: ty? },
         _ => return None,
-    }))
+    })
 }
 
+/// The elements of a product's A and B, which are of one type; its sums are F32.
 fn element(parts: &[&str]) -> Option<Element> {
-    let named = |name: &str| parts.iter().filter(|part| **part == name).count() >= 2;
     let elements = [("e4m3", Element::E4m3), ("bf16", Element::Bf16), ("f16", Element::F16)];
-    elements.iter().find(|(name, _)| named(name)).map(|(_, element)| *element)
+    elements.iter().find(|(name, _)| parts.contains(name)).map(|(_, element)| *element)
 }
 
-fn wgmma(parts: &[&str]) -> Result<Op, String> {
-    let element = element(parts).ok_or("elements")?;
-    let shape = parts.iter().find_map(|part| part.strip_prefix("m64n")).ok_or("shape")?;
-    let (columns, k) = shape.split_once('k').ok_or("shape")?;
-    let columns = columns.parse().map_err(|_| "columns")?;
-    if k == element.k().to_string() { Ok(Op::Wgmma { columns, element }) } else { Err(format!("k of {k}")) }
+/// The columns of a `wgmma`, `m64nNkK`.
+fn columns(parts: &[&str]) -> Option<u16> {
+    let shape = parts.iter().find_map(|part| part.strip_prefix("m64n"))?;
+    shape.split('k').next()?.parse().ok()
 }
 
 fn unary(name: &str) -> Option<Unary> {
@@ -169,8 +158,8 @@ fn binary(name: &str, parts: &[&str]) -> Option<Binary> {
         "mul" => Binary::Mul,
         "div" => Binary::Div,
         "rem" => Binary::Rem,
-        "min" if !parts.contains(&"NaN") => Binary::Min,
-        "max" if !parts.contains(&"NaN") => Binary::Max,
+        "min" => Binary::Min,
+        "max" => Binary::Max,
         "and" => Binary::And,
         "or" => Binary::Or,
         "xor" => Binary::Xor,
@@ -203,11 +192,11 @@ fn compare(name: &str) -> Option<Compare> {
 
 fn round(parts: &[&str]) -> Round {
     let has = |part: &str| parts.contains(&part);
-    if has("rzi") || has("rz") {
+    if has("rzi") {
         Round::Zero
-    } else if has("rmi") || has("rm") {
+    } else if has("rmi") {
         Round::Down
-    } else if has("rpi") || has("rp") {
+    } else if has("rpi") {
         Round::Up
     } else {
         Round::Nearest

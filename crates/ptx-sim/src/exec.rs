@@ -194,7 +194,7 @@ fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, l
         Op::Copy => memory::copy(warp, cluster, env, inst, lanes)?,
         Op::CopyCommit => lanes_of(lanes).for_each(|lane| warp.copies[lane].commit()),
         Op::CopyWait => memory::copy_wait(warp, cluster, env, inst, lanes),
-        Op::LoadMatrix { transposed } => memory::load_matrix(warp, cluster, env, inst, transposed)?,
+        Op::LoadMatrix { transposed } => memory::load_matrix(warp, cluster, inst, transposed)?,
         Op::Mma(element) => matrix::mma(warp, env, inst, element),
         Op::Wgmma { columns, element } => matrix::wgmma(warp, cluster, env, inst, columns.into(), element)?,
         Op::ProductsFence => warp.has_fenced_products = true,

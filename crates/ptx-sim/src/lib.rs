@@ -102,7 +102,7 @@ impl Kernel {
     }
 
     fn shared_bytes(&self, dynamic: u32) -> u64 {
-        u64::from(self.0.static_shared.next_multiple_of(self.0.dynamic_align)) + u64::from(dynamic)
+        u64::from(self.0.static_shared.next_multiple_of(self.0.dynamic_align.unwrap_or(1))) + u64::from(dynamic)
     }
 
     fn check(&self, params: &[u8], launch: &Launch) -> Result<()> {

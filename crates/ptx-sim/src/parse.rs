@@ -26,8 +26,8 @@ pub struct Program {
     pub static_shared: u32,
     /// Bytes of a lane's own memory.
     pub local_bytes: usize,
-    /// Alignment of the shared memory of the launch's size, behind those.
-    pub dynamic_align: u32,
+    /// Alignment of the shared memory of the launch's size, behind those, where the kernel names it.
+    pub dynamic_align: Option<u32>,
     /// Most threads of a CTA, where the kernel says so.
     pub max_threads: Option<u32>,
 }
@@ -63,8 +63,6 @@ struct Reader {
     branches: Vec<(usize, String, usize)>,
     /// Shared variables of unknown size, of the module: name and alignment.
     dynamic: Vec<(String, u32)>,
-    /// Whether the kernel has named one of them.
-    names_dynamic: bool,
 }
 
 impl Reader {
@@ -126,7 +124,7 @@ impl Reader {
         let (_, rest) = header.split_once(".entry").ok_or("not a kernel")?;
         let (name, rest) = rest.split_once('(').ok_or("no parameters")?;
         let (params, rest) = rest.split_once(')').ok_or("no end of the parameters")?;
-        let mut program = Program { name: name.trim().to_string(), dynamic_align: 1, ..Program::default() };
+        let mut program = Program { name: name.trim().to_string(), ..Program::default() };
         self.scopes.push(HashMap::new());
         for param in params.split(',').filter(|param| !param.trim().is_empty()) {
             let (name, align, bytes) = variable(param.trim())?;
@@ -139,7 +137,6 @@ impl Reader {
             return Err(format!("two kernels {}", program.name));
         }
         self.programs.push(program);
-        self.names_dynamic = false;
         Ok(())
     }
 
@@ -174,7 +171,7 @@ impl Reader {
             return self.registers(rest.trim());
         }
         if let Some(rest) = text.strip_prefix(".shared") {
-            if self.names_dynamic {
+            if self.program().dynamic_align.is_some() {
                 return Err("shared memory that is declared behind the use of the launch's is not supported".to_string());
             }
             let (name, align, bytes) = variable(rest.trim())?;
@@ -285,11 +282,9 @@ impl Reader {
             return Ok(Some(symbol));
         }
         let Some(&(_, align)) = self.dynamic.iter().find(|(known, _)| known == name) else { return Ok(None) };
-        if self.names_dynamic && self.program().dynamic_align != align {
+        if *self.program().dynamic_align.get_or_insert(align) != align {
             return Err("shared memory of the launch's size with two alignments is not supported".to_string());
         }
-        self.names_dynamic = true;
-        self.program().dynamic_align = align;
         let at = self.program().static_shared.next_multiple_of(align);
         Ok(Some(Symbol::Address(u64::from(SHARED_BASE + at))))
     }

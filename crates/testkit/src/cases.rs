@@ -135,7 +135,8 @@ impl CaseSpec {
         self.query_lens[if self.query_lens.len() == 1 { 0 } else { sequence }]
     }
 
-    fn heads_of_tables(&self) -> usize {
+    /// Block tables of a sequence.
+    pub fn heads_of_tables(&self) -> usize {
         if self.per_head { self.kv_heads } else { 1 }
     }
 
@@ -267,12 +268,17 @@ impl CaseSpec {
         })
     }
 
-    fn query_start(&self) -> Result<Tensor> {
-        let starts = std::iter::once(0).chain(self.query_lens.iter().scan(0, |sum, len| {
-            *sum += *len as u32;
+    /// Where each sequence's query rows start, and the number of them all.
+    fn starts(&self) -> Vec<i32> {
+        let ends = (0..self.lens.len()).scan(0, |sum, s| {
+            *sum += self.query_len(s) as i32;
             Some(*sum)
-        }));
-        Tensor::from_iter(starts, &Device::Cpu)
+        });
+        std::iter::once(0).chain(ends).collect()
+    }
+
+    fn query_start(&self) -> Result<Tensor> {
+        Tensor::from_iter(self.starts().into_iter().map(|start| start as u32), &Device::Cpu)
     }
 
     fn integers(&self, values: &[i64], shape: Vec<usize>) -> Result<Tensor> {
@@ -372,9 +378,7 @@ impl Case {
     pub fn plan_rows(&self) -> Result<PlanRows> {
         let (spec, heads) = (&self.spec, self.spec.heads_of_tables());
         let query_lens: Vec<usize> = (0..spec.lens.len() * heads).map(|row| spec.query_len(row / heads)).collect();
-        let mut starts = vec![0];
-        (0..spec.lens.len()).for_each(|s| starts.push(starts[s] + spec.query_len(s) as i32));
-        Ok(PlanRows { lens: self.context_lens.flatten_all()?.to_vec1()?, query_lens, starts })
+        Ok(PlanRows { lens: self.context_lens.flatten_all()?.to_vec1()?, query_lens, starts: spec.starts() })
     }
 
     /// The page of the first row's first tokens.

@@ -71,13 +71,20 @@ impl Batch {
             Some(*sum)
         }));
         let starts = if self.ragged() { place(&bytes(&starts.collect::<Vec<_>>(), i32::to_le_bytes)) } else { 0 };
-        let (rows, window) = (self.lens.len() as i32, self.window.unwrap_or(0) as i32);
-        let limit = self.max_partitions.map_or(-1, |most| most as i32);
-        let mut arguments = Arguments::default();
-        arguments.longs([place(&bytes(&self.lens, i32::to_le_bytes)), starts]).longs(records);
-        arguments.ints([rows, self.heads_per_row as i32, self.queries[0] as i32, window, capacity as i32, limit]);
-        arguments
+        let places = [place(&bytes(&self.lens, i32::to_le_bytes)), starts, records[0], records[1]];
+        planner_arguments(
+            places,
+            [self.lens.len(), self.heads_per_row, self.queries[0], self.window.unwrap_or(0), capacity],
+            self.max_partitions,
+        )
     }
+}
+
+/// `PlanArgs`: addresses of lengths, query starts, work and reduce records; rows, rows a sequence, the longest query, window and slots.
+pub fn planner_arguments(places: [u64; 4], numbers: [usize; 5], max_partitions: Option<usize>) -> Arguments {
+    let mut arguments = Arguments::default();
+    arguments.longs(places).ints(numbers.map(|n| n as i32)).ints([max_partitions.map_or(-1, |most| most as i32)]);
+    arguments
 }
 
 /// A plan of the words that a planner wrote.

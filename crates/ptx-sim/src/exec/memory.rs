@@ -135,7 +135,7 @@ pub fn copy_wait(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &I
 }
 
 /// Four matrices of 8 x 8 halves: lanes 8i to 8i + 7 say where the rows of matrix i are, and each lane gets two neighbours of a row, or of a column.
-pub fn load_matrix(warp: &mut Warp, cluster: &mut Cluster, _env: &Env<'_>, inst: &Inst, transposed: bool) -> Result<(), Fault> {
+pub fn load_matrix(warp: &mut Warp, cluster: &mut Cluster, inst: &Inst, transposed: bool) -> Result<(), Fault> {
     let (to, at) = (elements(&inst.operands[0]), addresses(warp, &inst.operands[1]));
     let mut rows = [0u128; LANES];
     for (row, address) in rows.iter_mut().zip(at) {
