@@ -89,6 +89,11 @@ pub struct DecodeOptions<T = Tensor, P = DecodePlan> {
     pub workgroup_budget: Option<usize>,
     /// Read device-resident tables and lengths back and check them (host-resident ones always are). Default: debug builds.
     pub validate: bool,
+    /// A promise that makes calls on CUDA about a microsecond faster: the kernel ahead of this call in the stream writes none of its block tables,
+    /// lengths, query starts and plan, and began when they were written. So it is in all layers of a model but, at most, the first. The call reads them while
+    /// that kernel ends; with the promise broken it may attend wrong tokens of the cache. [`crate::AppendAndAttend`] knows without it, as its own
+    /// write comes between. Elsewhere it says nothing.
+    pub tables_settled: bool,
 }
 
 impl<T, P> Default for DecodeOptions<T, P> {
@@ -107,6 +112,7 @@ impl<T, P> Default for DecodeOptions<T, P> {
             max_partitions: None,
             workgroup_budget: None,
             validate: cfg!(debug_assertions),
+            tables_settled: false,
         }
     }
 }

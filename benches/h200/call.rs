@@ -69,6 +69,8 @@ impl Captured {
         call.options.validate = true;
         call.run(0)?;
         call.options.validate = false;
+        // Nothing in the graph writes tables, lengths or a plan that was made ahead.
+        call.options.tables_settled = true;
         let choice = call.choice()?;
         let stream = cuda.cuda_stream();
         stream.synchronize()?;

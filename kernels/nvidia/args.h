@@ -27,6 +27,7 @@ struct CudaTileArgs {
     int window, query_len, kv_heads, pages, max_pages, plan_rows, rows;
     int q_rows;                  // of q and the output: `query_start` is clamped to them
     long q_sequence, out_sequence; // added for each sequence, where its rows are not `q_row` or `out_row` after the last one's
+    int settled;                 // block tables, lengths, starts and records stay as they are: no kernel that may run when this one starts writes them
 };
 
 }  // namespace pa

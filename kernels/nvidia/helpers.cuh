@@ -140,18 +140,20 @@ struct HelperTraits : T {
 };
 
 template <class T>
-__device__ __forceinline__ void serve_group(const CudaTileArgs& p, const Task& task, u32 own, int group, int thread) {
+__device__ __forceinline__ void serve_group(const CudaTileArgs& p, const Task& task, PageIds<HelperTraits<T>>& pages, u32 own, int group,
+                                            int thread) {
     using H = HelperTraits<T>;
     const int lane = thread & 31, chunks = chunks_of<T>(task, group);
     const u32 ring = own + 2 * T::WIDE_BYTES;
     if (chunks <= 0) return;
-    PageIds<H> pages;
-    pages.start(p, task, group, lane);
-    PieceBases bases = bases_of<H>(p, task, thread);
-    // Or the compiler settles them for every chunk anew, and that time is all copies'.
-    asm volatile("" : "+l"(bases.k), "+l"(bases.v));
+    // Or the compiler settles these for every chunk anew, and that time is all copies'.
     ScaleCopies<H> scales;
-    if constexpr (T::PER_TOKEN) scales.start(p, task, thread);
+    if constexpr (T::PER_TOKEN) {
+        scales.start(p, task, thread);
+        asm volatile("" : "+l"(scales.from), "+l"(scales.page_stride));
+    }
+    PieceBases bases = bases_of<H>(p, task, thread);
+    asm volatile("" : "+l"(bases.k), "+l"(bases.v));
     int loaded = 0, unit = LEAST_UNIT;
     auto load_up_to = [&](int end) {
         for (; loaded < end; loaded++) {

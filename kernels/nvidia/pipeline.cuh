@@ -45,13 +45,11 @@ __device__ __forceinline__ void start(State<T>& state, const Task& task, int fir
 
 // Walks the chunks of a group. `ring` is the group's stages, `query` that of the query rows for a warpgroup.
 template <class T>
-__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, u32 ring, u32 query, float k_scale,
-                                     int group, int row, int thread) {
+__device__ __forceinline__ void walk(State<T>& state, Query<T>& q, const CudaTileArgs& p, const Task& task, PageIds<T>& pages, u32 ring, u32 query,
+                                     float k_scale, int group, int row, int thread) {
     constexpr int AHEAD = T::STAGES - 1;
     const int lane = thread & 31;
     const int first = task.rank * T::GROUPS, walker = first + group, chunks = chunks_of<T>(task, walker);
-    PageIds<T> pages;
-    pages.start(p, task, walker, lane);
     if constexpr (T::COPIED_QUERY) {
         copy_query<T>(p, task, query, group * T::GROUP_THREADS + thread);
         copies_commit();

@@ -32,7 +32,7 @@ __device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, const 
 }
 
 // The task of this CTA's cluster; false where its slot is padding or its rows are past the sequence's. Whatever the records hold, the tokens that
-// it names and the table's row are there: it is read before its time too (see look_ahead).
+// it names and the table's row are there.
 template <class T>
 __device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p, const GridPosition& at) {
     task.slot = at.slot;

@@ -14,16 +14,19 @@ __device__ __forceinline__ bool is_late() {
     return T::BLOCKS_AN_SM > 1 && blockIdx.x + gridDim.x * blockIdx.z >= T::BLOCKS_AN_SM * sm_count();
 }
 
-// Brings near what a group reads first while the kernel before may still run: that may be writing the records, and all that is read here is read
-// again after the wait. The threads that copy do it.
-template <class T>
-__device__ __forceinline__ void look_ahead(const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
-    Task task;
-    PageIds<T> pages;
-    if (!PageIds<T>::WHOLE || is_late<T>() || !read_task<T>(task, p, at)) return;
-    const int walker = at.rank * T::GROUPS + group;
-    pages.start(p, task, walker, thread % 32);
-    hint_first_chunk<T>(p, task, pages, walker, thread);
+// Finds the CTA's task and returns when the kernel before is over; false without a task. Threads that COPY for a walker get its first page ids too. Where
+// what is read for that is settled it is read while that kernel may still run, and the walker's first chunk brought near.
+template <class T, bool COPY>
+__device__ __forceinline__ bool find_task(Task& task, PageIds<T>& pages, const CudaTileArgs& p, const GridPosition& at, int group, int thread) {
+    if (!p.settled) wait_for_previous_kernel();
+    const bool found = read_task<T>(task, p, at);
+    if (COPY && found) {
+        const int walker = at.rank * T::GROUPS + group;
+        pages.start(p, task, walker, thread % 32);
+        if (PageIds<T>::WHOLE && p.settled && !is_late<T>()) hint_first_chunk<T>(p, task, pages, walker, thread);
+    }
+    wait_for_previous_kernel();
+    return found;
 }
 
 // What a group's helpers do.
@@ -32,11 +35,11 @@ __device__ __forceinline__ void help(const CudaTileArgs& p, u32 smem) {
     release_registers<HELPER_REGISTERS<T>>();
     const int helper = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 32 - T::THREADS, group = helper / T::HELPERS;
     const int thread = helper % T::HELPERS + threadIdx.x % 32;
-    const GridPosition at = grid_position<T>(p);
-    look_ahead<HelperTraits<T>>(p, at, group, thread);
-    wait_for_previous_kernel();
     Task task;
-    if (read_task<T>(task, p, at)) serve_group<T>(p, task, smem + group * T::GROUP_BYTES, group, thread);
+    PageIds<HelperTraits<T>> pages;
+    if (find_task<HelperTraits<T>, true>(task, pages, p, grid_position<T>(p), group, thread)) {
+        serve_group<T>(p, task, pages, smem + group * T::GROUP_BYTES, group, thread);
+    }
 }
 
 template <class T>
@@ -50,13 +53,13 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
     const int thread = threadIdx.x, warp = __shfl_sync(FULL_WARP, thread / 32, 0);
     const int group = warp / T::ROW_WARPS, row = warp % T::ROW_WARPS * T::M_TILES * 16;
     const GridPosition at = grid_position<T>(p);
-    if constexpr (T::HELPERS == 0) look_ahead<T>(p, at, group, thread % T::GROUP_THREADS);
-    wait_for_previous_kernel();
+    Task task;
+    PageIds<T> pages;
+    const bool found = find_task<T, T::HELPERS == 0>(task, pages, p, at, group, thread % T::GROUP_THREADS);
     const float k_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f;
     const float v_scale = T::Opt::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
     const bool clears = at.rank == 0 && has_no_task(p, at.slot);
-    Task task;
-    if (read_task<T>(task, p, at)) {
+    if (found) {
         const bool whole = is_whole(p, task.table_row);
         const u32 base = smem_address(smem), own = base + group * T::GROUP_BYTES, query = base + T::GROUPS * T::GROUP_BYTES;
         // The reducer starts up while this CTA merges and stores.
@@ -69,7 +72,7 @@ __device__ __forceinline__ void tile(const CudaTileArgs& p) {
         } else {
             State<T> state;
             Query<T> q;
-            walk<T>(state, q, p, task, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
+            walk<T>(state, q, p, task, pages, own, query, k_scale, group, row, thread % T::GROUP_THREADS);
             launch_next_kernel();
             if constexpr (T::GROUPS > 1 || !T::DIRECT) {
                 copies_wait<0>();

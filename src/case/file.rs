@@ -301,6 +301,7 @@ impl<'a> File<'a> {
             max_partitions: self.number("max_partitions")?,
             workgroup_budget: self.number("workgroup_budget")?,
             validate: true,
+            tables_settled: false,
         })
     }
 

@@ -61,7 +61,7 @@ pub(crate) fn decide(op: &PagedDecode, q: Operand<'_>, key: Operand<'_>, value: 
     Ok(Ready { decided: call.decided, strides: call.strides })
 }
 
-/// Attends into fresh contiguous storage of q's shape and dtype, as was decided.
+/// Attends into fresh contiguous storage of q's shape and dtype, as was decided, right behind the write of the tokens.
 pub(crate) fn attend_decided(
     op: &PagedDecode,
     Ready { decided, strides }: Ready,
@@ -70,7 +70,7 @@ pub(crate) fn attend_decided(
     value: Operand<'_>,
 ) -> Result<CudaStorage> {
     let device = &q.0.device;
-    let call = Checked { op, q, key, value, gpu: Gpu::of(device)?, stream: device.cuda_stream(), decided, strides };
+    let call = Checked { op, q, key, value, gpu: Gpu::of(device)?, stream: device.cuda_stream(), decided, strides, behind_write: true };
     let layout = Layout::contiguous(q.1.shape());
     let mut out = empty(call.decided.shapes.q_dtype, layout.shape().elem_count(), device)?;
     call.run((&mut out, &layout), None)?;
@@ -123,6 +123,8 @@ struct Checked<'a> {
     stream: Arc<CudaStream>,
     decided: Decided,
     strides: Strides,
+    /// Whether the kernel ahead in the stream is a cache write.
+    behind_write: bool,
 }
 
 /// What the kernels are told of q, the cache and the tables.
@@ -164,7 +166,7 @@ impl<'a> Checked<'a> {
             let problem = decided.plan.problem(&decided.shapes, decided.query_len, &call, &gpu.arch);
             decided.selection = registry::select_plain(&problem, &gpu.arch)?;
         }
-        let checked = Self { op, q, key, value, gpu, stream, decided, strides };
+        let checked = Self { op, q, key, value, gpu, stream, decided, strides, behind_write: false };
         checked.check_forms()?;
         Ok(checked)
     }
@@ -259,6 +261,7 @@ impl Checked<'_> {
             plan_rows: clamp(plan_rows),
             rows: clamp(self.slot_rows()),
             q_rows: clamp(shapes.rows),
+            settled: i32::from(self.is_settled()),
         };
         let cluster = selection.key.cuda.map_or(1, |shape| shape.cluster);
         let grid = [
@@ -333,6 +336,12 @@ impl Checked<'_> {
         let channel = if specialize::leaves_f16(&self.decided.selection) { 2 } else { 4 };
         let (partial, statistics) = (room.scratch(states * shapes.dims.head_dim * channel), room.scratch(states * 8));
         Laid { room, smalls: offsets, records, planned, zero_lens, partial, statistics }
+    }
+
+    /// Whether the tile may read tables, lengths, starts and records before the kernel ahead of it has ended. A cache write began when all before it had
+    /// ended, and writes none of them; the planner's records are not there before it has ended.
+    fn is_settled(&self) -> bool {
+        (self.behind_write || self.op.options.tables_settled) && !self.decided.is_planned_here()
     }
 
     /// Whether the cache or the tables have no page at all.

@@ -88,6 +88,7 @@ pub(crate) struct CudaTileArgs {
     pub q_rows: i32,
     pub q_sequence: i64,
     pub out_sequence: i64,
+    pub settled: i32,
 }
 
 #[repr(C)]

@@ -83,5 +83,6 @@ pub(crate) fn options_meta<T: Described, P>(options: &DecodeOptions<T, P>) -> De
         max_partitions: options.max_partitions,
         workgroup_budget: options.workgroup_budget,
         validate: options.validate,
+        tables_settled: options.tables_settled,
     }
 }

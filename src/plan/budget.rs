@@ -37,7 +37,7 @@ pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {
     let fills = pairs.saturating_mul(of) > each(over);
     // More pairs than these get four slots a SM, or two.
     let (four, two) = match long {
-        true if verifies => (each(1), each(1) / 2),
+        true if verifies => (each(1), each(9) / 20),
         true => (each(1) / 2, each(1) / 3),
         false => (usize::MAX, each(1) / 2),
     };

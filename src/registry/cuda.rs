@@ -185,8 +185,9 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
     let mut shapes = vec![];
     let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128 && cluster == 1;
     if by_warpgroup {
-        // One group leaves room for a second block on the SM, which pays where tasks come in turns.
-        let groups = if p.workgroups() > 2 * arch.compute_units { 1 } else { 2 };
+        // One group leaves room for a second block on the SM, which pays where tasks come in turns: where all have room at once, of few rows.
+        let (tasks, sms) = (p.workgroups(), arch.compute_units);
+        let groups = if tasks > 2 * sms || (tasks > sms && 4 * p.pairs() <= 3 * sms) { 1 } else { 2 };
         shapes.push(match (p.kv_dtype, p.scales) {
             (KvDtype::Fp8, ScaleMode::PerToken) if groups == 1 => CudaShape::warpgroups(1, 3),
             (KvDtype::Fp8, _) => CudaShape::warpgroups(groups, 4),

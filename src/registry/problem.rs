@@ -165,11 +165,13 @@ impl Problem {
 
     /// Workgroups of one (task slot, KV head), times task slots and KV heads, where each takes one group of M-tiles.
     pub fn workgroups(&self) -> usize {
-        let rows = if self.per_head_tables { self.batch.saturating_mul(self.kv_heads) } else { self.batch };
         // One partition means one slot a row, whatever capacity says.
-        let slots = if self.one_partition() { rows } else { self.capacity };
-        let heads = if self.per_head_tables { 1 } else { self.kv_heads };
-        slots.saturating_mul(heads)
+        if self.one_partition() { self.pairs() } else { self.capacity.saturating_mul(if self.per_head_tables { 1 } else { self.kv_heads }) }
+    }
+
+    /// (Row, KV head) pairs.
+    pub(super) fn pairs(&self) -> usize {
+        self.batch.saturating_mul(self.kv_heads)
     }
 
     /// Refuses what no kernel of any arch can be: sizes of 0, heads that do not divide, dtypes and scales that do not go together,

@@ -5,8 +5,9 @@ use candle_paged_attn::PagedDecode;
 use candle_paged_attn::cache::KvStrides;
 use candle_paged_attn::cuda::specialize::{self, leaves_f16, slot_rows};
 use candle_paged_attn::cuda::{Decided, Tables};
+use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::PLANNER_THREADS;
-use candle_paged_attn::registry::{Arch, ScaleMode, Selection};
+use candle_paged_attn::registry::{Arch, ArchName, ScaleMode, Selection};
 use testkit::arguments::Arguments;
 use testkit::cases::{Case, PlanRows};
 use testkit::plans::planner_arguments;
@@ -26,6 +27,7 @@ pub struct Call<'a> {
 struct Places {
     work: u64,
     reduce: u64,
+    block_tables: u64,
     context_lens: u64,
     query_start: u64,
     sinks: u64,
@@ -76,6 +78,7 @@ impl<'a> Call<'a> {
         Ok(Places {
             work,
             reduce,
+            block_tables: device.tensor(&Raw::of(&self.case.block_tables)?),
             context_lens: device.ints(&self.rows.lens),
             query_start: if options.query_start.is_some() { device.ints(&self.rows.starts) } else { 0 },
             sinks: options.sinks.as_ref().map(Raw::of).transpose()?.map_or(0, |raw| device.tensor(&raw)),
@@ -103,7 +106,22 @@ impl<'a> Call<'a> {
             cluster,
             dynamic_shared: selection.lds_bytes,
         };
-        device.launch(&specialize::tile(selection)?, shape, &self.tile_arguments(device, places)?)
+        let Places { work, reduce, block_tables, context_lens, query_start, .. } = *places;
+        let settled: &[u64] = if self.is_settled() { &[work, reduce, block_tables, context_lens, query_start] } else { &[] };
+        self.launch_behind(device, &specialize::tile(selection)?, shape, &self.tile_arguments(device, places)?, settled)
+    }
+
+    /// Whether the tile reads what is `settled` early: all but the planner's records are, as behind a cache write.
+    fn is_settled(&self) -> bool {
+        !self.decided.is_planned_here()
+    }
+
+    /// A launch that, on GPUs that can, overlaps the end of the one before.
+    fn launch_behind(&self, device: &Device, kernel: &Specialization, shape: Shape, arguments: &Arguments, settled: &[u64]) -> Result<()> {
+        match self.arch.name {
+            ArchName::Sm90 => device.launch_early(kernel, shape, arguments, settled),
+            _ => device.launch(kernel, shape, arguments),
+        }
     }
 
     /// `CudaTileArgs`.
@@ -114,10 +132,9 @@ impl<'a> Call<'a> {
         let paged = |strides: KvStrides| [strides.page, strides.head, strides.token];
         let max_pages = block_tables.dims()[block_tables.rank() - 1];
         let softmax_scale = spec.softmax_scale.unwrap_or((spec.head_dim as f64).sqrt().recip() as f32);
-        let [q_place, key, value, tables] =
-            [q, key_cache, value_cache, block_tables].map(|tensor| Raw::of(tensor).map(|raw| device.tensor(&raw)));
+        let [q_place, key, value] = [q, key_cache, value_cache].map(|tensor| Raw::of(tensor).map(|raw| device.tensor(&raw)));
         let mut arguments = Arguments::default();
-        arguments.longs([places.work, places.reduce, tables?, places.context_lens, places.query_start, q_place?, key?, value?]);
+        arguments.longs([places.work, places.reduce, places.block_tables, places.context_lens, places.query_start, q_place?, key?, value?]);
         arguments.longs([k_scale, v_scale, places.sinks, places.out, places.lse, places.partial, places.statistics]);
         arguments.longs([max_pages, q.stride()[0], q.stride()[1], self.out_row(), spec.head_dim].map(|stride| stride as u64));
         let caches = [options.layout.key_strides(key_cache.layout()), options.layout.value_strides(value_cache.layout())].map(paged);
@@ -128,7 +145,7 @@ impl<'a> Call<'a> {
         arguments.ints([spec.window.unwrap_or(0), self.decided.query_len(), spec.kv_heads, pages, max_pages].map(clamp));
         arguments.ints([self.decided.plan_rows(), slot_rows(self.selection()), self.rows.queries()].map(clamp));
         // From each sequence's rows to the next's there is no more than from row to row.
-        arguments.longs([0, 0]);
+        arguments.longs([0, 0]).ints([i32::from(self.is_settled())]);
         Ok(arguments)
     }
 
@@ -152,7 +169,9 @@ impl<'a> Call<'a> {
         let [x, y] = cut.grid(query_len, q_heads, spec.head_dim);
         let ragged = places.query_start != 0;
         let kernel = specialize::reduce(self.arch.name, spec.head_dim, spec.q_dtype, ragged, spec.per_head, cut)?;
-        device.launch(&kernel, Shape::new([x, y, spec.lens.len()], cut.threads()), &arguments)
+        // The tiles had waited for who wrote these.
+        let settled = [places.reduce, places.query_start];
+        self.launch_behind(device, &kernel, Shape::new([x, y, spec.lens.len()], cut.threads()), &arguments, &settled)
     }
 
     fn results(&self, device: &Device, places: &Places) -> Result<(Tensor, Tensor)> {

@@ -61,6 +61,15 @@ impl Device {
 
     /// Runs a kernel to its end. As on a GPU a grid with nothing in it is none.
     pub fn launch(&self, spec: &Specialization, shape: Shape, arguments: &Arguments) -> Result<()> {
+        self.run(spec, shape, arguments, None)
+    }
+
+    /// As `launch`, while the kernel before may still run: ahead of its wait the kernel may access nothing but what is at `settled`.
+    pub fn launch_early(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, settled: &[u64]) -> Result<()> {
+        self.run(spec, shape, arguments, Some(settled))
+    }
+
+    fn run(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, settled: Option<&[u64]>) -> Result<()> {
         if shape.grid.contains(&0) {
             return Ok(());
         }
@@ -75,6 +84,10 @@ impl Device {
         // A structure that pointers are in is a multiple of their size.
         let mut parameters = arguments.0.clone();
         parameters.resize(parameters.len().next_multiple_of(8), 0);
-        kernel.launch(&self.0, &parameters, &launch).map_err(Error::wrap).map(drop)
+        let ran = match settled {
+            Some(settled) => kernel.launch_early(&self.0, settled, &parameters, &launch),
+            None => kernel.launch(&self.0, &parameters, &launch),
+        };
+        ran.map_err(Error::wrap).map(drop)
     }
 }

@@ -111,6 +111,8 @@ pub struct Shape<'a> {
     /// CTAs of a cluster, along x.
     pub ctas: u32,
     pub shared_bytes: usize,
+    /// What may be accessed ahead of the wait for the kernel before; `None`: everything.
+    pub settled: Option<Map>,
 }
 
 /// Runs the cluster whose first CTA is `first`; the instructions that its warps executed.
@@ -129,7 +131,7 @@ pub fn run_cluster(shape: &Shape<'_>, first: [u32; 3], map: &Map) -> Result<u64>
     let agents = cluster.agents;
     let warp = |i: usize| {
         let agent = Agent::new(i, agents);
-        Warp::new(i / warps, i % warps, shape.program, agent, View::new(map.clone()))
+        Warp::new(i / warps, i % warps, shape.program, agent, View::new(map.clone()), shape.settled.clone().map(View::new))
     };
     let mut all: Vec<Warp> = (0..shape.ctas as usize * warps).map(warp).collect();
     let mut looks = 0;

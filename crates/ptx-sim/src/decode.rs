@@ -54,6 +54,7 @@ pub fn op(mnemonic: &str) -> Result<Op, String> {
         "bra" => Ok(Op::Branch),
         "ret" | "exit" => Ok(Op::Exit),
         "cvta" => Ok(Op::Unary(Unary::Mov, Ty::Bits(8))),
+        "griddepcontrol" if has("wait") => Ok(Op::WaitForKernel),
         "createpolicy" | "prefetch" | "griddepcontrol" => Ok(Op::Hint),
         "setmaxnreg" => Ok(Op::HintOfWarp),
         _ => Err(format!("{mnemonic} is not supported")),

@@ -8,6 +8,16 @@ pub enum Fault {
     /// A global access that no live allocation contains.
     #[error(transparent)]
     Global(#[from] OutOfBounds),
+    /// A global access ahead of `griddepcontrol.wait`, to what is not settled.
+    #[error("{access} of {bytes} bytes at {address:#x} ahead of griddepcontrol.wait: the kernel before may not be through with them")]
+    Early {
+        /// `load` or `store`.
+        access: &'static str,
+        /// The address.
+        address: u64,
+        /// Bytes accessed.
+        bytes: usize,
+    },
     /// An access outside the CTA's shared memory.
     #[error("shared {access} of {bytes} bytes at {address:#x}, the CTA has {size:#x} from {start:#x} on")]
     Shared {

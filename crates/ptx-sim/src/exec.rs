@@ -200,6 +200,7 @@ fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, l
         Op::ProductsFence => warp.has_fenced_products = true,
         Op::ProductsCommit => warp.products.commit(),
         Op::ProductsWait => matrix::wait(warp, cluster, env, inst),
+        Op::WaitForKernel => warp.waited |= lanes,
         Op::Branch | Op::Exit | Op::Hint | Op::HintOfWarp => {}
         _ => sync::execute(warp, cluster, env, inst, lanes)?,
     }

@@ -313,6 +313,8 @@ pub enum Op {
     Send {
         ty: Ty,
     },
+    /// `griddepcontrol.wait`.
+    WaitForKernel,
     /// Hints, and what has no meaning without time.
     Hint,
     /// The same of a warp's lanes together.

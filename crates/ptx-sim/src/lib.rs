@@ -10,6 +10,7 @@
 //! - registers of a `wgmma` that is not waited for, and one that not all of a warpgroup execute alike;
 //! - a deadlock, lanes that do not come to an instruction of the whole warp, masks that are not the lanes', a barrier used with two counts or
 //!   whose rounds others could come to;
+//! - an access to what the kernel before may still write, ahead of `griddepcontrol.wait` ([`Kernel::launch_early`]);
 //! - a CTA that ends with bytes on their way to it.
 //!
 //! Supported is what the kernels of candle-paged-attn use; all else is refused when the text is read. A proxy fence and a look at an mbarrier are of a
@@ -89,11 +90,25 @@ impl Kernel {
     ///
     /// Errors: a launch that does not fit, or the first fault of any cluster.
     pub fn launch(&self, memory: &Memory, params: &[u8], launch: &Launch) -> Result<Counters> {
+        self.run(memory, None, params, launch)
+    }
+
+    /// As [`Self::launch`], while the kernel before may still run: ahead of `griddepcontrol.wait` only the allocations that hold one of the addresses
+    /// `settled` may be accessed, which that kernel leaves alone.
+    ///
+    /// Errors: as [`Self::launch`]; [`Fault::Early`].
+    pub fn launch_early(&self, memory: &Memory, settled: &[u64], params: &[u8], launch: &Launch) -> Result<Counters> {
+        self.run(memory, Some(settled), params, launch)
+    }
+
+    fn run(&self, memory: &Memory, settled: Option<&[u64]>, params: &[u8], launch: &Launch) -> Result<Counters> {
         self.check(params, launch)?;
         let Launch { grid, threads, cluster, dynamic_shared } = *launch;
         let shared_bytes = self.shared_bytes(dynamic_shared) as usize;
-        let shape = Shape { program: &self.0, params, grid, threads, ctas: cluster, shared_bytes };
         let map = memory.map();
+        let holds_one = |&(start, end): &(u64, u64), settled: &[u64]| settled.iter().any(|address| (start..end).contains(address));
+        let settled = settled.map(|settled| map.iter().copied().filter(|range| holds_one(range, settled)).collect());
+        let shape = Shape { program: &self.0, params, grid, threads, ctas: cluster, shared_bytes, settled };
         let [row, rows] = [grid[0] / cluster, grid[1]].map(u64::from);
         let first = |i: u64| [(i % row) as u32 * cluster, (i / row % rows) as u32, (i / row / rows) as u32];
         let all = (0..row * rows * u64::from(grid[2])).into_par_iter();

@@ -120,6 +120,10 @@ pub struct Warp {
     pub state: State,
     pub agent: Agent,
     pub view: View,
+    /// What lanes may access that have not waited for the kernel before; all of `view` where there is none.
+    pub settled: Option<View>,
+    /// Lanes that have waited for the kernel before.
+    pub waited: u32,
     /// Copies of each lane.
     pub copies: Vec<Groups<Copying>>,
     /// What the tensor cores read and write.
@@ -139,7 +143,7 @@ pub struct Warp {
 }
 
 impl Warp {
-    pub fn new(cta: usize, index: usize, program: &Program, agent: Agent, view: View) -> Self {
+    pub fn new(cta: usize, index: usize, program: &Program, agent: Agent, view: View, settled: Option<View>) -> Self {
         Self {
             cta,
             index,
@@ -151,6 +155,8 @@ impl Warp {
             state: State::Runs,
             agent,
             view,
+            settled,
+            waited: 0,
             copies: vec![Groups::default(); LANES],
             products: Groups::default(),
             busy: vec![],

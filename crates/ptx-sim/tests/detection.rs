@@ -3,7 +3,7 @@
 mod support;
 
 use ptx_sim::{Error, Fault, Launch, Memory, Module};
-use support::{fault, race, run, run_cluster};
+use support::{early_fault, fault, race, run, run_cluster};
 
 /// Each thread writes its word of shared memory; `between`; and reads the word `distance` threads on.
 fn exchange(between: &str, distance: u32) -> String {
@@ -218,4 +218,26 @@ fn launches_that_do_not_fit() {
     ] {
         assert!(matches!(launch(&[0; 8], wrong), Err(Error::Launch { .. })), "{wrong:?}");
     }
+}
+
+#[test]
+fn what_is_not_settled_ahead_of_the_wait() {
+    let load = |from: &str| format!("ld.global.u32 %r1, [{from}];");
+    let wait = "griddepcontrol.wait;";
+    let early = |body: &str| match early_fault(body) {
+        None => None,
+        Some(Fault::Early { access, .. }) => Some(access),
+        Some(other) => panic!("{other}"),
+    };
+    assert_eq!(early(&format!("{}{wait}", load("%rd1"))), None);
+    assert_eq!(early(&format!("{wait}{}", load("%rd0"))), None);
+    assert_eq!(early(&format!("{}{wait}", load("%rd0"))), Some("load"));
+    // The store at the end.
+    assert_eq!(early(&load("%rd1")), Some("store"));
+    assert_eq!(early(&format!("griddepcontrol.launch_dependents;{}", load("%rd1"))), Some("store"));
+    let copies = "mov.u32 %r2, dynamic; cp.async.ca.shared.global [%r2], [%rd0], 4, 4;";
+    assert_eq!(early(&format!("setp.eq.u32 %p1, %r0, 0; @!%p1 bra $on; {copies} $on: {wait} mov.u32 %r1, 0;")), Some("load"));
+    // A lane that has not waited.
+    assert_eq!(early(&format!("setp.lt.u32 %p1, %r0, 7; @%p1 bra $on; {wait} $on: mov.u32 %r1, 0;")), Some("store"));
+    assert!(matches!(early_fault("mov.u64 %rd1, 16; ld.global.u32 %r1, [%rd1];"), Some(Fault::Global(_))));
 }

@@ -250,6 +250,7 @@ impl CaseSpec {
             max_partitions: self.max_partitions,
             workgroup_budget: self.workgroup_budget,
             validate: true,
+            tables_settled: false,
         };
         let mut table_shape = vec![batch, ownership.max_pages];
         let mut lens_shape = vec![batch];

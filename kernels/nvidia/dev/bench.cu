@@ -307,6 +307,7 @@ struct Case {
         owned.push_back((void*)p.work), owned.push_back((void*)p.reduce);
         if (v.free) p.work = nullptr, p.reduce = nullptr;
         p.rows = (problem.query_len * v.group + v.rows() - 1) / v.rows() * v.rows();
+        p.settled = true;
         call.whole = true;
         for (auto r : plan.reduce) call.whole = call.whole && r.count <= 1;
         call.tasks = 0;

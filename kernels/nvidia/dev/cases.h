@@ -193,14 +193,15 @@ static int best_slots(const Problem& p) {
     const int longest = *std::max_element(p.contexts.begin(), p.contexts.end()), rows = int(p.contexts.size());
     if (longest < 4096 && (p.query_len > 1 ? rows * 8 > sms * 7 : rows * 3 > sms * 4)) return rows;
     if (longest < 4096) return sms * (rows > sms / 2 ? 2 : 1);
-    const int four = p.query_len > 1 ? sms : sms / 2, two = p.query_len > 1 ? sms / 2 : sms / 3;
+    const int four = p.query_len > 1 ? sms : sms / 2, two = p.query_len > 1 ? sms * 9 / 20 : sms / 3;
     return sms * (rows > four ? 4 : rows > two ? 2 : 1);
 }
 
 // The shape for a problem on an H200: what docs/cuda-notes.md tabulates.
 static Variant best(int kv, const Problem& p) {
     const int slots = best_slots(p);
-    if (p.query_len > 1) return with(verify(kv), "", [&](Variant& v) { v.groups = kv != FP8 && slots > 2 * sms ? 1 : 2, v.tile = 128; });
+    const bool two = slots > 2 * sms || (slots > sms && int(p.contexts.size()) * 4 <= 3 * sms);
+    if (p.query_len > 1) return with(verify(kv), "", [&](Variant& v) { v.groups = two ? 1 : 2, v.tile = 128; });
     int64_t tokens = 0;
     for (int c : p.contexts) tokens += c;
     if (slots > sms) return cut(kv, 4, kv == FP8 ? 2 : 3, kv == FP8 ? 32 : 16, 128, 1);

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use sim_memory::View;
+
 use super::{Env, elements, set, value};
 use crate::clock::WARP;
 use crate::cluster::Cluster;
@@ -23,8 +25,20 @@ fn aligned(address: u64, bytes: usize) -> Result<(), Fault> {
     if address.is_multiple_of(bytes as u64) { Ok(()) } else { Err(Fault::Misaligned { address, bytes }) }
 }
 
-fn read_global(warp: &mut Warp, address: u64, bytes: usize) -> Result<u128, Fault> {
-    let view = &mut warp.view;
+/// Global memory, of which a lane may access these bytes now.
+fn global<'a>(warp: &'a mut Warp, lane: usize, address: u64, bytes: usize, access: &'static str) -> Result<&'a mut View, Fault> {
+    if warp.waited >> lane & 1 == 0
+        && let Some(settled) = &mut warp.settled
+        && settled.check(address, bytes, access).is_err()
+    {
+        warp.view.check(address, bytes, access)?;
+        return Err(Fault::Early { access, address, bytes });
+    }
+    Ok(&mut warp.view)
+}
+
+fn read_global(warp: &mut Warp, lane: usize, address: u64, bytes: usize) -> Result<u128, Fault> {
+    let view = global(warp, lane, address, bytes, "load")?;
     Ok(match bytes {
         1 => view.load::<1>(address)?[0].into(),
         2 => u16::from_le_bytes(view.load(address)?).into(),
@@ -61,7 +75,7 @@ pub fn load(
     for lane in lanes_of(lanes) {
         aligned(at[lane], bytes)?;
         data[lane] = match space {
-            Space::Global => read_global(warp, at[lane], bytes)?,
+            Space::Global => read_global(warp, lane, at[lane], bytes)?,
             Space::Shared => {
                 let who = Who { agent: &warp.agent, lane: lane as u8 };
                 cluster.ctas[warp.cta].shared.read(at[lane] as u32, bytes, who)?
@@ -83,7 +97,7 @@ pub fn store(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst,
         aligned(at[lane], bytes)?;
         let data = packed(&from, ty, lane).to_le_bytes();
         match space {
-            Space::Global => warp.view.store(at[lane], &data[..bytes])?,
+            Space::Global => global(warp, lane, at[lane], bytes, "store")?.store(at[lane], &data[..bytes])?,
             Space::Shared => {
                 let who = Who { agent: &warp.agent, lane: lane as u8 };
                 cluster.ctas[warp.cta].shared.write(at[lane] as u32, &data[..bytes], who, false)?;
@@ -114,7 +128,7 @@ pub fn copy(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, 
         aligned(from[lane], bytes)?;
         let data = match read[lane] as usize {
             0 => 0,
-            all if all == bytes => read_global(warp, from[lane], bytes)?,
+            all if all == bytes => read_global(warp, lane, from[lane], bytes)?,
             part => return Err(Fault::Misuse(format!("a copy that reads {part} of {bytes} bytes is not supported"))),
         };
         let who = Who { agent: &warp.agent, lane: lane as u8 };

@@ -38,6 +38,15 @@ const TAIL: &str = "
 
 /// The words that a kernel of `body` leaves, run by `threads` threads of each of `ctas` CTAs, which are one cluster.
 pub fn run_cluster(body: &str, input: &[u32], ctas: u32, threads: u32) -> Result<Vec<u32>, Error> {
+    run_all(body, input, ctas, threads, false)
+}
+
+/// The fault that a body ends with, if any, where the kernel before may still write the output, but not the input.
+pub fn early_fault(body: &str) -> Option<Fault> {
+    run_all(body, &[0; 64], 1, 32, true).err().map(|error| error.fault().unwrap_or_else(|| panic!("{error}")).clone())
+}
+
+fn run_all(body: &str, input: &[u32], ctas: u32, threads: u32, early: bool) -> Result<Vec<u32>, Error> {
     let module = Module::parse(&format!("{HEAD}{body}{TAIL}"))?;
     let memory = Memory::new();
     let bytes: Vec<u8> = input.iter().chain(&[0; 4]).flat_map(|word| word.to_le_bytes()).collect();
@@ -45,7 +54,8 @@ pub fn run_cluster(body: &str, input: &[u32], ctas: u32, threads: u32) -> Result
     let output = memory.alloc(words * 4).unwrap();
     let params = [output.to_le_bytes(), input.to_le_bytes()].concat();
     let launch = Launch { grid: [ctas, 1, 1], threads, cluster: ctas, dynamic_shared: 64 << 10 };
-    module.kernel("kernel").unwrap().launch(&memory, &params, &launch)?;
+    let kernel = module.kernel("kernel").unwrap();
+    if early { kernel.launch_early(&memory, &[input], &params, &launch) } else { kernel.launch(&memory, &params, &launch) }?;
     let left = memory.read(output, words * 4).unwrap();
     Ok(left.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
