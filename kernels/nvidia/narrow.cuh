@@ -14,9 +14,10 @@ namespace pa {
 
 // The largest probability of a row after its base was set, in log2 units above the base, and what the sum of a lane's of a chunk may come to: F16 holds them.
 constexpr float AIM_LOG2 = 8.0f, LANE_MOST = 32768.0f;
-// E4M3's products are added in about 14 bits. Where the scores that count are beyond this, in log2 units, too few of them are behind the point: these are
-// computed in F32.
-constexpr float LARGE = 12.0f;
+// Where the scores that count are beyond this, in log2 units, too few of the bits that E4M3's products are added in are behind the point: these are computed
+// in F32.
+template <class T>
+constexpr float LARGE = T::SUMS == 1 ? 12.0f : 40.0f;
 // Where no token has been attended yet.
 constexpr float NO_BASE = -1e30f;
 
@@ -79,18 +80,41 @@ __device__ __forceinline__ void start(NarrowState<T>& state, const CudaTileArgs&
     state.large = false;
 }
 
+// The first sum has what is left of the query, each its share of the channels of the nearest values.
 template <class T>
-__device__ __forceinline__ void start_narrow_scores(NarrowScores<T>& s, const QueryParts<T>& q, u32 k) {
+__device__ __forceinline__ void start_narrow_scores(NarrowScores<T> (&s)[T::SUMS], const QueryParts<T>& q, u32 k) {
+    constexpr int STEPS = QueryParts<T>::STEPS;
     const u64 b = describe(k);
     warpgroup_begin();
 #pragma unroll
-    for (int part = 1; part >= 0; part--) {
-#pragma unroll
-        for (int step = 0; step < T::HEAD_DIM / 32; step++) {
-            warpgroup_narrow_scores(s, q.a[part][step], b + step * 32 / 16, step > 0 || part == 0);
+    for (int step = 0; step < STEPS; step++) {
+        if constexpr (QueryParts<T>::HELD == 2) {
+            warpgroup_narrow_scores(s[0], q.a[1][step], b + step * 32 / 16, step > 0);
+        } else {
+            warpgroup_narrow_scores(s[0], q.rest + step * 32 / 16, b + step * 32 / 16, step > 0);
         }
     }
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        const int sum = step * T::SUMS / STEPS;
+        warpgroup_narrow_scores(s[sum], q.a[0][step], b + step * 32 / 16, sum == 0 || step % (STEPS / T::SUMS) > 0);
+    }
     warpgroup_commit();
+}
+
+// Waits for all but the last `LEFT` commits, the scores among them; the first sum is all of them then.
+template <class T, int LEFT>
+__device__ __forceinline__ void finish_narrow_scores(NarrowScores<T> (&s)[T::SUMS]) {
+    warpgroup_wait<T::CHUNK / 8, LEFT>(s[0]);
+#pragma unroll
+    for (int sum = 1; sum < T::SUMS; sum++) {
+        hold(s[sum]);
+#pragma unroll
+        for (int n = 0; n < T::CHUNK / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[0][n][i] += s[sum][n][i];
+        }
+    }
 }
 
 template <class T>
@@ -218,7 +242,7 @@ template <class T>
 __device__ __forceinline__ bool are_large(const NarrowState<T>& state) {
     bool large = false;
 #pragma unroll
-    for (int h = 0; h < 2; h++) large = large || (state.base[h] != NO_BASE && fabsf(state.base[h] + AIM_LOG2) > LARGE);
+    for (int h = 0; h < 2; h++) large = large || (state.base[h] != NO_BASE && fabsf(state.base[h] + AIM_LOG2) > LARGE<T>);
     return __any_sync(FULL_WARP, large);
 }
 
@@ -288,16 +312,16 @@ __device__ __forceinline__ void walk_narrow(NarrowState<T>& state, const CudaTil
     if (chunks <= 0) return;
     QueryParts<T> q;
     q.fetch(query, row, lane);
-    NarrowScores<T> s;
+    NarrowScores<T> s[T::SUMS];
     Probabilities<T> pr;
     TokenFactors<T> factors;
     u32 k = ring;
     wait_for_chunk<T>(group, 0);
     start_narrow_scores<T>(s, q, k);
-    warpgroup_wait(s);
+    finish_narrow_scores<T, 0>(s);
     factors.fetch(state, k, lane % 4);
     for (int chunk = 0;; chunk++) {
-        update<T>(state, pr, s, factors, p, task, token_of<T>(task, group, chunk), chunk == 0, query, k, row, lane);
+        update<T>(state, pr, s[0], factors, p, task, token_of<T>(task, group, chunk), chunk == 0, query, k, row, lane);
         if (chunk + 1 == chunks) break;
         release_chunk<T>(group, chunk);
         wait_for_chunk<T>(group, chunk + 1);
@@ -306,7 +330,7 @@ __device__ __forceinline__ void walk_narrow(NarrowState<T>& state, const CudaTil
         start_narrow_scores<T>(s, q, k);
         follow_unit<T>(state, before);
         start_values<T>(state, pr, slot_of<T>(own, chunk));
-        warpgroup_wait<T::CHUNK / 8, 1>(s);
+        finish_narrow_scores<T, 1>(s);
         factors.fetch(state, k, lane % 4);
     }
     wait_for_chunk<T>(group, chunks);

@@ -90,17 +90,21 @@ __device__ __forceinline__ void split_query(const QueryQuarters<T>& q, const Cud
     }
 }
 
-// Both parts of the query as operand A, in steps of 32 channels: from registers, products leave more of the shared memory's rate to others.
+// The query's two parts as operand A, in steps of 32 channels: in registers, which leaves more of the shared memory's rate to others; what is left of it
+// where it was stored, where a second sum takes the registers.
 template <class T>
 struct QueryParts {
-    u32 a[2][T::HEAD_DIM / 32][4];
+    static constexpr int HELD = T::SUMS == 1 ? 2 : 1, STEPS = T::HEAD_DIM / 32;
+
+    u32 a[HELD][STEPS][4];
+    u64 rest;  // describes the second part
 
     __device__ __forceinline__ void fetch(u32 query, int row, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < HELD; part++) {
 #pragma unroll
-            for (int step = 0; step < T::HEAD_DIM / 32; step++) {
+            for (int step = 0; step < STEPS; step++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const u32 rows = query + part * T::ROWS * 128 + (row + i % 2 * 8 + g) * 128;
@@ -108,6 +112,7 @@ struct QueryParts {
                 }
             }
         }
+        rest = describe(query + T::ROWS * 128);
     }
 };
 

@@ -151,6 +151,9 @@ struct Traits {
     // Four row warps of one M-tile each are a warpgroup, whose products read K and V straight from shared memory; FP8: see narrow.cuh.
     static constexpr bool WARPGROUP = Shape_::WARPGROUP, NARROW = FP8 && WARPGROUP;
     static constexpr bool PACKED = FP8 && !WARPGROUP;
+    // Sums that a narrow walk's scores are made of: E4M3's products are added in about 14 bits, and two sums, added in F32, lose a third of what one does.
+    // With token scales no registers are left for that.
+    static constexpr int SUMS = PER_TOKEN ? 1 : 2;
     static_assert(!WARPGROUP || (M_TILES == 1 && ROW_WARPS == 4 && CHUNK == 64), "a warpgroup's products are 64 x 64 x 16");
 
     // A warpgroup's query that needs no conversion is copied to where its products read it.

@@ -22,14 +22,20 @@ __device__ __forceinline__ void warpgroup_commit() {
 #endif
 }
 
-// Waits for the products but those of the last `LEFT` commits; nothing that reads the accumulators moves ahead of it.
+// Nothing that reads the accumulators moves ahead of it.
+template <int TILES>
+__device__ __forceinline__ void hold(float (&c)[TILES][4]) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+}
+
+// Waits for the products but those of the last `LEFT` commits, and holds accumulators of theirs.
 template <int TILES, int LEFT = 0>
 __device__ __forceinline__ void warpgroup_wait(float (&c)[TILES][4]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #endif
-#pragma unroll
-    for (int n = 0; n < TILES; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+    hold(c);
 }
 
 #define PA_FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -82,13 +88,21 @@ __device__ __forceinline__ void warpgroup_values(float (*o)[4], const u32 (&a)[4
 #endif
 }
 
-// On E4M3: S[64, 64] = A[64, 32] B[64, 32]^T, added to S where `add`; B in rows along k.
+// On E4M3: S[64, 64] = A[64, 32] B[64, 32]^T, added to S where `add`; B in rows along k, A in registers or in rows too.
 __device__ __forceinline__ void warpgroup_narrow_scores(float (*s)[4], const u32 (&a)[4], u64 b, int add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PA_C0_31
                  "}, {%32,%33,%34,%35}, %36, p, 1, 1;}"
                  : PA_SIXTEEN(s, 0), PA_SIXTEEN(s, 4)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+#endif
+}
+__device__ __forceinline__ void warpgroup_narrow_scores(float (*s)[4], u64 a, u64 b, int add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PA_C0_31
+                 "}, %32, %33, p, 1, 1;}"
+                 : PA_SIXTEEN(s, 0), PA_SIXTEEN(s, 4)
+                 : "l"(a), "l"(b), "r"(add));
 #endif
 }
 

@@ -2,7 +2,7 @@
 
 use candle::{DType, Device, IndexOp, Result, Tensor};
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
-use candle_paged_attn::{KvScale, cuda, explain_call, paged_decode_into};
+use candle_paged_attn::{DecodeOptions, KvScale, cuda, explain_call, paged_decode_into};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use testkit::cases::{Case, CaseSpec, Scales};
@@ -72,6 +72,41 @@ fn a_long_tail_behind_a_peak_is_not_lost() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn large_scores_are_as_good_however_they_add_up() -> Result<()> {
+    let Some(device) = gpu("large_scores_are_as_good_however_they_add_up") else { return Ok(()) };
+    for (kv_dtype, scales) in forms() {
+        for (group, query_len) in [(4, 1), (16, 4)] {
+            let base = CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![900], ..spec(kv_dtype, scales) };
+            for bits in [11.0, 24.0, 38.0] {
+                check_call(&device, &rivals(&base, bits)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Token 9 weighs about as much as the peak at token 5, whose products are all positive; its own are not: what is lost in sums of many products tells them
+/// apart.
+fn rivals(spec: &CaseSpec, bits: f64) -> Result<Case> {
+    let case = peaked(spec, bits)?;
+    let (page, dtype) = (case.first_page()?, case.key_cache.dtype());
+    let places = |token| [page..page + 1, token..token + 1, 0..1, 0..spec.head_dim];
+    let keys = case.key_cache.to_dtype(DType::F32)?;
+    let signs: Vec<f32> = (0..spec.head_dim).map(|channel| if channel % 4 == 0 { -0.5 } else { 1.5 }).collect();
+    let rival = keys.i((page..page + 1, 5..6))?.broadcast_mul(&Tensor::new(signs, &Device::Cpu)?)?;
+    let key_cache = keys.slice_assign(&places(9), &rival)?.to_dtype(dtype)?;
+    let k_scale = match &case.options.k_scale {
+        KvScale::Tensor(scales) => {
+            let peak = scales.i((page..page + 1, 0..1, 5..6))?;
+            KvScale::Tensor(scales.slice_assign(&[page..page + 1, 0..1, 9..10], &peak)?)
+        }
+        other => other.clone(),
+    };
+    let options = DecodeOptions { k_scale, ..case.options.clone() };
+    Ok(Case { key_cache, options, ..case })
 }
 
 /// A case whose keys are next to nothing but for token 5, with queries that are all positive.

@@ -253,7 +253,8 @@ struct Case {
         p.value_stride = p.key_stride;
         const int per_token = v.scales == 3 ? D / 32 : 1;
         p.k_scale_stride = p.v_scale_stride = {long(H) * S * per_token, long(S) * per_token, per_token};
-        p.scale_log2 = float(1.4426950408889634 / sqrt(double(D))), p.softcap = 3.0f;
+        const double scores = getenv("SCORES") ? atof(getenv("SCORES")) : 1.0;  // how much larger than of about 1
+        p.scale_log2 = float(scores * 1.4426950408889634 / sqrt(double(D))), p.softcap = 3.0f;
         std::vector<float> sinks;
         for (int h = 0; h < heads; h++) sinks.push_back(2.0f * noise(h + 5000));
         p.sinks = problem.sinks ? keep(device(sinks)) : nullptr;
