@@ -145,7 +145,8 @@ def planned_in_call(run):
         return []
     return [
         "As FlashInfer's (XQA needs none), the plan is made before the graph: an engine makes one a step, for all layers. Made on the device in "
-        f"every call it adds {min(more):.1f} to {max(more):.1f} us on minimax20.",
+        f"every call it adds {min(more):.1f} to {max(more):.1f} us on minimax20. Nothing in a graph writes tables, lengths or plan, and calls say so "
+        "(`tables_settled`), but for those that plan on the device.",
         "",
     ]
 
