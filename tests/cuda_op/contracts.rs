@@ -79,7 +79,8 @@ fn large_scores_are_as_good_however_they_add_up() -> Result<()> {
     let Some(device) = gpu("large_scores_are_as_good_however_they_add_up") else { return Ok(()) };
     for (kv_dtype, scales) in forms() {
         for (group, query_len) in [(4, 1), (16, 4)] {
-            let base = CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![900], ..spec(kv_dtype, scales) };
+            let base =
+                CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![900], ..spec(kv_dtype, scales) };
             for bits in [11.0, 24.0, 38.0] {
                 check_call(&device, &rivals(&base, bits)?);
             }
