@@ -53,7 +53,7 @@ __device__ __forceinline__ void send_parts(const Task& task, const Parts<T>& par
 }
 
 template <class T>
-__device__ __forceinline__ void merge_cluster(const CudaTileArgs& p, const Task& task, bool whole, float* merge, int thread) {
+__device__ __forceinline__ void merge_cluster(const CudaTileArgs& p, const Task& task, float* merge, int thread) {
     constexpr int PIECES = T::HEAD_DIM / 4;
     const Parts<T>& parts = parts_of<T>(merge);
     send_parts<T>(task, parts, merge, thread);
@@ -68,7 +68,7 @@ __device__ __forceinline__ void merge_cluster(const CudaTileArgs& p, const Task&
         for (int part = 0; part < T::CLUSTER; part++) ml[part] = parts.ends[part][i / 8], o[part][0] = parts.outs[part][i];
         Joined x[1];
         add_partials<T::CLUSTER, 1>(x, ml, o);
-        store_merged<T>(p, task, whole, task.first_row + item / PIECES, item % PIECES * 4, x[0]);
+        store_merged<T>(p, task, task.first_row + item / PIECES, item % PIECES * 4, x[0]);
     }
 }
 

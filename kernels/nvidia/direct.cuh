@@ -161,7 +161,7 @@ __device__ __forceinline__ HalfUnit half_unit(float most) {
 
 // Merges the groups' states and stores them: the output where the task is all of the row's, else a partial result.
 template <class T>
-__device__ __forceinline__ void finish_states(const CudaTileArgs& p, const Task& task, bool whole, const End<T>& own, float* shared,
+__device__ __forceinline__ void finish_states(const CudaTileArgs& p, const Task& task, const End<T>& own, float* shared,
                                               int group, int row, int lane) {
     const int t = lane % 4;
     Share<T> x;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void finish_states(const CudaTileArgs& p, const Task&
     for (int h = 0; h < 2; h++) {
         const int at = task.first_row + row + 8 * h + lane / 4;
         const bool real = at < task.rows, first = real && group == 0 && t == 0;
-        if (whole) {
+        if (task.parts == 1) {
             const i64 query = task.query_first + at / T::GROUP, head = task.head * T::GROUP + at % T::GROUP;
             const RowEnd end = finish_row(x.max[h], x.sum[h], p.sinks, int(head));
             if (p.lse && first) p.lse[query * p.kv_heads * T::GROUP + head] = end.lse;

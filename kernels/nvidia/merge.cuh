@@ -21,8 +21,8 @@ __device__ __forceinline__ i64 partial_row(const CudaTileArgs& p, const Task& ta
 
 // Four channels of a row of a task: the output where the task is the whole of its row, else a partial result.
 template <class T>
-__device__ __forceinline__ void store_merged(const CudaTileArgs& p, const Task& task, bool whole, int row, int channel, const Joined& x) {
-    if (whole) {
+__device__ __forceinline__ void store_merged(const CudaTileArgs& p, const Task& task, int row, int channel, const Joined& x) {
+    if (task.parts == 1) {
         store_row<T>(p, task, row, channel, x);
     } else {
         const i64 at = partial_row<T>(p, task, row);
@@ -54,9 +54,9 @@ __device__ __forceinline__ int rows_of_block(const Task& task) {
 }
 
 template <class T>
-__device__ __forceinline__ void merge_task(const CudaTileArgs& p, const Task& task, bool whole, const float* merge, int thread) {
+__device__ __forceinline__ void merge_task(const CudaTileArgs& p, const Task& task, const float* merge, int thread) {
     each_joined<T>(merge, rows_of_block<T>(task), thread,
-                   [&](int row, int piece, const Joined& x) { store_merged<T>(p, task, whole, task.first_row + row, piece * 4, x); });
+                   [&](int row, int piece, const Joined& x) { store_merged<T>(p, task, task.first_row + row, piece * 4, x); });
 }
 
 }  // namespace pa

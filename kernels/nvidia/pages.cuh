@@ -49,20 +49,23 @@ struct PageIds {
         return min(u32(reload_record(table + u32(token) / u32(T::PAGE_SIZE))), last_page);
     }
 
-    __device__ __forceinline__ u32 fetch(const Task& task, int walker, int chunk, int lane) const {
+    // A lane's id as it is in the table, 0 where it has none.
+    __device__ __forceinline__ int fetch(const Task& task, int walker, int chunk, int lane) const {
         const int sub = lane % SUB;
         const int token = token_of<T>(task, walker, chunk + lane / SUB) + sub * T::PAGE_SIZE;
+        int id = 0;
         // Page ids do not wait for the context's length: entries past it are in the table, hold anything, and are not used.
-        const bool owned = u32(token) < u32(task.table_end) && (SUB == 1 || token + T::PAGE_SIZE > task.first_token);
-        return owned ? look_up(token) : 0;
+        const bool owned = u32(token) < u32(task.table_end) && (SUB == 1 || !T::Opt::WINDOW || token + T::PAGE_SIZE > task.first_token);
+        reload_where(id, table + u32(token) / u32(T::PAGE_SIZE), owned);
+        return id;
     }
 
     __device__ __forceinline__ void start(const CudaTileArgs& p, const Task& task, int walker, int lane) {
         table = p.block_tables + task.table_row * p.table_row;
         last_page = u32(p.pages - 1);
         if constexpr (WHOLE) {
-            ids = fetch(task, walker, 0, lane);
-            next = fetch(task, walker, HELD, lane);
+            const int first = fetch(task, walker, 0, lane), second = fetch(task, walker, HELD, lane);
+            ids = min(u32(first), last_page), next = min(u32(second), last_page);
         }
     }
 
@@ -70,7 +73,7 @@ struct PageIds {
     __device__ __forceinline__ void advance(const Task& task, int walker, int chunk, int lane) {
         if (WHOLE && chunk > 0 && chunk % HELD == 0) {
             ids = next;
-            next = fetch(task, walker, chunk + HELD, lane);
+            next = min(u32(fetch(task, walker, chunk + HELD, lane)), last_page);
         }
     }
 

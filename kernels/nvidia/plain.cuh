@@ -180,10 +180,9 @@ __device__ __forceinline__ void plain_tile(const CudaTileArgs& p) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     wait_for_previous_kernel();
     const GridPosition at = grid_position<T>(p);
-    const bool clears = has_no_task(p, at.slot);
+    const int parts = parts_of(p, at.slot);
     Task task;
     if (read_task<T>(task, p, at)) {
-        const bool whole = is_whole(p, task.table_row);
         const float k_scale = T::SCALE == Scale::SCALAR ? *static_cast<const float*>(p.k_scale) : 1.0f;
         const float v_scale = T::SCALE == Scale::SCALAR ? *static_cast<const float*>(p.v_scale) : 1.0f;
         load_plain_query<T>(q, p, task, thread);
@@ -207,9 +206,9 @@ __device__ __forceinline__ void plain_tile(const CudaTileArgs& p) {
             if (lane == 0) reinterpret_cast<float2*>(merge + T::MERGE_ENDS)[warp * T::ROWS + row] = {max[row], sum[row]};
         }
         __syncthreads();
-        merge_task<T>(p, task, whole, merge, thread);
+        merge_task<T>(p, task, merge, thread);
     }
-    if (clears) clear_row<T>(p, at, thread);
+    if (parts == 0) clear_row<T>(p, at, thread);
 }
 
 }  // namespace pa

@@ -31,30 +31,47 @@ __device__ __forceinline__ void locate(Task& task, const CudaTileArgs& p, const 
     task.first_row = blockIdx.z * T::ROWS;
 }
 
-// The task of this CTA's cluster; false where its slot is padding or its rows are past the sequence's. Whatever the records hold, the tokens that
-// it names and the table's row are there.
+// What of the task of this CTA's cluster follows from its record; false where its slot is padding or its rows are past the sequence's. `length`, and how many
+// parts the row has, are on their way then. Whatever the record holds, the tokens that it names and the table's row are there.
 template <class T>
-__device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p, const GridPosition& at) {
+__device__ __forceinline__ bool read_record(Task& task, int& length, const CudaTileArgs& p, const GridPosition& at) {
     task.slot = at.slot;
     const WorkInfo work = p.work ? reload_record(p.work + task.slot) : WorkInfo{task.slot, 0, 0x7fffffff, 0};
     if (u32(work.row) >= u32(p.plan_rows)) return false;
+    length = reload_record(p.context_lens + work.row);
+    task.parts = 1;
+    reload_where(task.parts, &(p.reduce + work.row)->count, p.reduce != nullptr);
     locate<T>(task, p, at, work.row);
-    // A length that the table has no lanes for ends with the table.
-    task.context = int(min(i64(reload_record(p.context_lens + task.table_row)), i64(p.max_pages) * T::PAGE_SIZE));
-    task.first_token = 0;
-    if constexpr (T::Opt::WINDOW) task.first_token = int(max(i64(task.context) - task.query_len - p.window + 1, i64(0)));
-    task.begin = max(work.first_tile * T::TILE_TOKENS, task.first_token / T::CHUNK * T::CHUNK);
+    task.begin = work.first_tile * T::TILE_TOKENS;
     task.table_end = int(max(min(min(i64(work.end_tile) * T::TILE_TOKENS, i64(p.max_pages) * T::PAGE_SIZE), i64(0x7fffffff)), i64(0)));
-    task.end = min(task.table_end, task.context);
-    if (!p.work) task.table_end = max(task.end, 0);  // the length is no later than a record would be
     return task.first_row < task.rows;
 }
 
-// Whether the task of a row is all of it.
-static __device__ __forceinline__ bool is_whole(const CudaTileArgs& p, int row) { return !p.reduce || load_record<ReduceInfo>(p.reduce + row).count == 1; }
+// The rest of the task.
+template <class T>
+__device__ __forceinline__ void take_length(Task& task, int length, const CudaTileArgs& p) {
+    // A length that the table has no lanes for ends with the table.
+    task.context = int(min(i64(length), i64(p.max_pages) * T::PAGE_SIZE));
+    task.first_token = 0;
+    if constexpr (T::Opt::WINDOW) task.first_token = int(max(i64(task.context) - task.query_len - p.window + 1, i64(0)));
+    task.begin = max(task.begin, task.first_token / T::CHUNK * T::CHUNK);
+    task.end = min(task.table_end, task.context);
+}
 
-// Whether the plan row of this slot's number has no task.
-static __device__ __forceinline__ bool has_no_task(const CudaTileArgs& p, int row) { return p.reduce && row < p.plan_rows && p.reduce[row].count == 0; }
+template <class T>
+__device__ __forceinline__ bool read_task(Task& task, const CudaTileArgs& p, const GridPosition& at) {
+    int length;
+    const bool found = read_record<T>(task, length, p, at);
+    if (found) take_length<T>(task, length, p);
+    return found;
+}
+
+// Tasks of the plan row of this slot's number, or 1 where it is no row's.
+static __device__ __forceinline__ int parts_of(const CudaTileArgs& p, int row) {
+    int parts = 1;
+    reload_where(parts, &(p.reduce + row)->count, p.reduce && row < p.plan_rows);
+    return parts;
+}
 
 // Zeros and -inf for the plan row of this slot's number, which has no task.
 template <class T>

@@ -205,6 +205,7 @@ struct Task {
     int rank;                                     // of this CTA among its cluster's
     int context, first_token;                     // tokens that any row attends: first_token..context
     int begin, end;                               // tokens of the task; begin is a multiple of a chunk
+    int parts;                                    // tasks of the row, this one among them
     int table_end;                                // tokens that the task's tiles and the table's row both hold, whatever the context
 };
 
