@@ -89,10 +89,14 @@ pub struct DecodeOptions<T = Tensor, P = DecodePlan> {
     pub workgroup_budget: Option<usize>,
     /// Read device-resident tables and lengths back and check them (host-resident ones always are). Default: debug builds.
     pub validate: bool,
-    /// A promise that makes calls on CUDA about a microsecond faster: the kernel ahead of this call in the stream writes none of its block tables,
-    /// lengths, query starts and plan, and began when they were written. So it is in all layers of a model but, at most, the first. The call reads them while
-    /// that kernel ends; with the promise broken it may attend wrong tokens of the cache. [`crate::AppendAndAttend`] knows without it, as its own
-    /// write comes between. Elsewhere it says nothing.
+    /// A promise about the kernel right ahead of this call in its stream: it writes none of the call's block tables, lengths, query starts and given plan,
+    /// and it began after they had been written, as every kernel does that is not launched to overlap the one before it. So it is where layers share what
+    /// is made once a step; not right behind a plan's refresh, nor for a layer that makes its own tables on the device. A CUDA call then reads them while
+    /// that kernel ends, which saves up to a microsecond. Nothing checks it, [`Self::validate`] neither: broken, rows come out wrong or not at all, or the
+    /// call's kernel never ends; it still touches no memory but the call's.
+    ///
+    /// [`crate::AppendAndAttend`] does so by itself, as its own write comes between. Without effect where the call makes its plan on the device, without
+    /// tensor cores, on GPUs before compute capability 9.0, and on other backends.
     pub tables_settled: bool,
 }
 

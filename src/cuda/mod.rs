@@ -9,6 +9,8 @@
 //! - Tables, lengths and `query_start` on the CPU are checked, planned for and uploaded in every call.
 //! - On the device they are used where they are. The plan is made there too, by a kernel of one block, so that a captured graph plans anew in
 //!   every replay; or it is the given one. Page ids are clamped to the cache.
+//! - A call begins while the kernel ahead of it in the stream ends. It waits for that before it reads anything, but behind a cache write of its own, or where
+//!   the caller gives the promise [`crate::DecodeOptions::tables_settled`], tables and plans are read ahead of that wait.
 //!
 //! # Graphs
 //!

@@ -149,6 +149,8 @@ pub fn on(case: &Case, device: &Device, tables: Tables) -> Result<Case> {
             query_start: options.query_start.as_ref().map(|t| upload(t, place)).transpose()?,
             k_scale: scale(&options.k_scale)?,
             v_scale: scale(&options.v_scale)?,
+            // No kernel has written what a copy brought there.
+            tables_settled: tables == Tables::Device,
             ..options.clone()
         },
     })
