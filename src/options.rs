@@ -95,8 +95,8 @@ pub struct DecodeOptions<T = Tensor, P = DecodePlan> {
     /// that kernel ends, which saves up to a microsecond. Nothing checks it, [`Self::validate`] neither: broken, rows come out wrong or not at all, or the
     /// call's kernel never ends; it still touches no memory but the call's.
     ///
-    /// [`crate::AppendAndAttend`] does so by itself, as its own write comes between. Without effect where the call makes its plan on the device, without
-    /// tensor cores, on GPUs before compute capability 9.0, and on other backends.
+    /// [`crate::AppendAndAttend`] does so by itself, as its own write comes between. Without effect where the call uploads some of them or makes its plan
+    /// on the device, without tensor cores, on GPUs before compute capability 9.0, and on other backends.
     pub tables_settled: bool,
 }
 

@@ -261,7 +261,7 @@ impl Checked<'_> {
             plan_rows: clamp(plan_rows),
             rows: clamp(self.slot_rows()),
             q_rows: clamp(shapes.rows),
-            settled: i32::from(self.is_settled()),
+            settled: i32::from(self.is_settled(&laid)),
         };
         let cluster = selection.key.cuda.map_or(1, |shape| shape.cluster);
         let grid = [
@@ -339,9 +339,10 @@ impl Checked<'_> {
     }
 
     /// Whether the tile may read tables, lengths, starts and records before the kernel ahead of it has ended. A cache write began when all before it had
-    /// ended, and writes none of them; the planner's records are not there before it has ended.
-    fn is_settled(&self) -> bool {
-        (self.behind_write || self.op.options.tables_settled) && !self.decided.is_planned_here()
+    /// ended, and writes none of them. What this call puts there itself is not there before its copy, its zeros or its planner have ended.
+    fn is_settled(&self, laid: &Laid) -> bool {
+        let makes_some = self.decided.is_planned_here() || self.has_no_pages() || !laid.room.uploads.is_empty();
+        (self.behind_write || self.op.options.tables_settled) && !makes_some
     }
 
     /// Whether the cache or the tables have no page at all.

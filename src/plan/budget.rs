@@ -16,8 +16,8 @@ const LONG_ROW: usize = 4096;
 /// Two a compute unit. On gfx950, a batch with more than one new token a row (MTP verify) pays for its query rows once a task, so it gets
 /// four a (row, KV head), but at least one and at most two a compute unit. On NVIDIA GPUs one a SM, whose shared memory one block fills, and for few
 /// (row, KV head) pairs no more than they may have tiles. Where pairs alone are more than half the SMs, two, which take turns, the longest first: that
-/// evens uneven rows out. Rows that may attend 4096 tokens or more get four there (with more than one new token a row from more pairs than SMs
-/// on, their query rows cost each task more), and two from a third of the SMs on (with more new tokens from 9/20). Shorter rows that fill the GPU get a slot each
+/// evens uneven rows out. Rows that may attend 4096 tokens or more get two from a third of the SMs on, and four from half; with more than one new token,
+/// whose query rows cost each task more, from 9/20 and from more pairs than SMs on. Shorter rows that fill the GPU get a slot each
 /// where the caller names no `max_partitions`, so that they are kept whole (an empty one leaves its slot to the longest) and nothing is left to be
 /// merged: with one new token more pairs than 10/7 of the SMs, with more new tokens, whose blocks have an SM to themselves, than 7/8 of them.
 pub fn default_budget(request: &PlanRequest<'_>, arch: &Arch) -> usize {

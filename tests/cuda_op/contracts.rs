@@ -81,23 +81,28 @@ fn large_scores_are_as_good_however_they_add_up() -> Result<()> {
         for (group, query_len) in [(4, 1), (16, 4)] {
             let base =
                 CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![900], ..spec(kv_dtype, scales) };
-            for bits in [11.0, 24.0, 38.0] {
-                check_call(&device, &rivals(&base, bits)?);
+            let of_both_signs: fn(usize) -> f32 = |channel| if channel % 4 == 0 { -0.5 } else { 1.5 };
+            // Half of the score is three channels'.
+            let outliers: fn(usize) -> f32 = |channel| if (1..4).contains(&channel) { 64.0 / 3.0 } else { 64.0 / 125.0 };
+            for key in [of_both_signs, outliers] {
+                for bits in [7.0, 11.0, 19.0, 24.0, 31.0, 38.0] {
+                    check_call(&device, &rivals(&base, bits, key)?);
+                }
             }
         }
     }
     Ok(())
 }
 
-/// Token 9 weighs about as much as the peak at token 5, whose products are all positive; its own are not: what is lost in sums of many products tells them
-/// apart.
-fn rivals(spec: &CaseSpec, bits: f64) -> Result<Case> {
+/// Token 9 weighs about as much as the peak at token 5, whose key is the same in every channel; its own is `key` times that: what is lost in sums of many
+/// products tells them apart.
+fn rivals(spec: &CaseSpec, bits: f64, key: fn(usize) -> f32) -> Result<Case> {
     let case = peaked(spec, bits)?;
     let (page, dtype) = (case.first_page()?, case.key_cache.dtype());
     let places = |token| [page..page + 1, token..token + 1, 0..1, 0..spec.head_dim];
     let keys = case.key_cache.to_dtype(DType::F32)?;
-    let signs: Vec<f32> = (0..spec.head_dim).map(|channel| if channel % 4 == 0 { -0.5 } else { 1.5 }).collect();
-    let rival = keys.i((page..page + 1, 5..6))?.broadcast_mul(&Tensor::new(signs, &Device::Cpu)?)?;
+    let factors: Vec<f32> = (0..spec.head_dim).map(key).collect();
+    let rival = keys.i((page..page + 1, 5..6))?.broadcast_mul(&Tensor::new(factors, &Device::Cpu)?)?;
     let key_cache = keys.slice_assign(&places(9), &rival)?.to_dtype(dtype)?;
     let k_scale = match &case.options.k_scale {
         KvScale::Tensor(scales) => {

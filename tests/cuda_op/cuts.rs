@@ -20,8 +20,9 @@ fn forms_of(base: &CaseSpec) -> Vec<CaseSpec> {
     let forms = forms().map(|(kv_dtype, scales)| CaseSpec { kv_dtype, scales, ..base.clone() });
     let options = |spec: CaseSpec| CaseSpec { window: Some(50), softcap: Some(20.0), sinks: true, page_size: 24, ..spec };
     let per_head = |spec: CaseSpec| CaseSpec { per_head: true, page_size: 128, ..spec };
-    let [bf16, .., token] = forms.clone();
-    forms.into_iter().chain([options(bf16.clone()), options(token.clone()), per_head(bf16), per_head(token)]).collect()
+    let [bf16, _, _, scalar, token] = forms.clone();
+    let some = [bf16, scalar, token];
+    forms.into_iter().chain(some.clone().map(options)).chain(some.map(per_head)).collect()
 }
 
 /// The first `count` of [`forms_of`].

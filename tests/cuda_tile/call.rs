@@ -8,6 +8,7 @@ use candle_paged_attn::cuda::{Decided, Tables};
 use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::PLANNER_THREADS;
 use candle_paged_attn::registry::{Arch, ArchName, ScaleMode, Selection};
+use ptx_sim::Early;
 use testkit::arguments::Arguments;
 use testkit::cases::{Case, PlanRows};
 use testkit::plans::planner_arguments;
@@ -19,6 +20,7 @@ use crate::device::{Device, Shape};
 pub struct Call<'a> {
     case: &'a Case,
     arch: &'a Arch,
+    tables: Tables,
     rows: PlanRows,
     decided: Decided,
 }
@@ -42,7 +44,7 @@ impl<'a> Call<'a> {
         let rows = case.plan_rows()?;
         let op = PagedDecode::new(&case.block_tables, &case.context_lens, &case.options);
         let decided = Decided::of(&op, [&case.q, &case.key_cache, &case.value_cache], tables, arch)?;
-        Ok(Self { case, arch, rows, decided })
+        Ok(Self { case, arch, tables, rows, decided })
     }
 
     pub fn selection(&self) -> &Selection {
@@ -108,18 +110,26 @@ impl<'a> Call<'a> {
         };
         let Places { work, reduce, block_tables, context_lens, query_start, .. } = *places;
         let settled: &[u64] = if self.is_settled() { &[work, reduce, block_tables, context_lens, query_start] } else { &[] };
-        self.launch_behind(device, &specialize::tile(selection)?, shape, &self.tile_arguments(device, places)?, settled)
+        let early = Early { settled, starts_next: false };
+        self.launch_behind(device, &specialize::tile(selection)?, shape, &self.tile_arguments(device, places)?, &early)
     }
 
-    /// Whether the tile reads what is `settled` early: all but the planner's records are, as behind a cache write.
+    /// Whether the tile reads what is `settled` early: with tables on the host, to have both.
     fn is_settled(&self) -> bool {
-        !self.decided.is_planned_here()
+        self.tables == Tables::Host
     }
 
     /// A launch that, on GPUs that can, overlaps the end of the one before.
-    fn launch_behind(&self, device: &Device, kernel: &Specialization, shape: Shape, arguments: &Arguments, settled: &[u64]) -> Result<()> {
+    fn launch_behind(
+        &self,
+        device: &Device,
+        kernel: &Specialization,
+        shape: Shape,
+        arguments: &Arguments,
+        early: &Early<'_>,
+    ) -> Result<()> {
         match self.arch.name {
-            ArchName::Sm90 => device.launch_early(kernel, shape, arguments, settled),
+            ArchName::Sm90 => device.launch_early(kernel, shape, arguments, early),
             _ => device.launch(kernel, shape, arguments),
         }
     }
@@ -169,9 +179,9 @@ impl<'a> Call<'a> {
         let [x, y] = cut.grid(query_len, q_heads, spec.head_dim);
         let ragged = places.query_start != 0;
         let kernel = specialize::reduce(self.arch.name, spec.head_dim, spec.q_dtype, ragged, spec.per_head, cut)?;
-        // The tiles had waited for who wrote these.
-        let settled = [places.reduce, places.query_start];
-        self.launch_behind(device, &kernel, Shape::new([x, y, spec.lens.len()], cut.threads()), &arguments, &settled)
+        // The tiles had waited for who wrote these, and for all before.
+        let early = Early { settled: &[places.reduce, places.query_start], starts_next: true };
+        self.launch_behind(device, &kernel, Shape::new([x, y, spec.lens.len()], cut.threads()), &arguments, &early)
     }
 
     fn results(&self, device: &Device, places: &Places) -> Result<(Tensor, Tensor)> {

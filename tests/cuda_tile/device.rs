@@ -2,7 +2,7 @@
 
 use candle::{Error, Result, bail};
 use candle_paged_attn::jit::Specialization;
-use ptx_sim::{Launch, Memory};
+use ptx_sim::{Early, Launch, Memory};
 use testkit::arguments::Arguments;
 use testkit::raw::{Raw, bytes, f32s, i32s};
 
@@ -64,12 +64,12 @@ impl Device {
         self.run(spec, shape, arguments, None)
     }
 
-    /// As `launch`, while the kernel before may still run: ahead of its wait the kernel may access nothing but what is at `settled`.
-    pub fn launch_early(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, settled: &[u64]) -> Result<()> {
-        self.run(spec, shape, arguments, Some(settled))
+    /// As `launch`, while the kernel before may still run.
+    pub fn launch_early(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, early: &Early<'_>) -> Result<()> {
+        self.run(spec, shape, arguments, Some(early))
     }
 
-    fn run(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, settled: Option<&[u64]>) -> Result<()> {
+    fn run(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, early: Option<&Early<'_>>) -> Result<()> {
         if shape.grid.contains(&0) {
             return Ok(());
         }
@@ -84,8 +84,8 @@ impl Device {
         // A structure that pointers are in is a multiple of their size.
         let mut parameters = arguments.0.clone();
         parameters.resize(parameters.len().next_multiple_of(8), 0);
-        let ran = match settled {
-            Some(settled) => kernel.launch_early(&self.0, settled, &parameters, &launch),
+        let ran = match early {
+            Some(early) => kernel.launch_early(&self.0, early, &parameters, &launch),
             None => kernel.launch(&self.0, &parameters, &launch),
         };
         ran.map_err(Error::wrap).map(drop)

@@ -113,6 +113,7 @@ pub struct Shape<'a> {
     pub shared_bytes: usize,
     /// What may be accessed ahead of the wait for the kernel before; `None`: everything.
     pub settled: Option<Map>,
+    pub starts_next_early: bool,
 }
 
 /// Runs the cluster whose first CTA is `first`; the instructions that its warps executed.
@@ -126,6 +127,7 @@ pub fn run_cluster(shape: &Shape<'_>, first: [u32; 3], map: &Map) -> Result<u64>
         cta: [first[0] + rank as u32, first[1], first[2]],
         threads: shape.threads,
         rank: rank as u32,
+        starts_next_early: shape.starts_next_early,
     };
     let envs: Vec<Env<'_>> = (0..shape.ctas as usize).map(env).collect();
     let agents = cluster.agents;

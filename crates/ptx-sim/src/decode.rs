@@ -54,8 +54,8 @@ pub fn op(mnemonic: &str) -> Result<Op, String> {
         "bra" => Ok(Op::Branch),
         "ret" | "exit" => Ok(Op::Exit),
         "cvta" => Ok(Op::Unary(Unary::Mov, Ty::Bits(8))),
-        "griddepcontrol" if has("wait") => Ok(Op::WaitForKernel),
-        "createpolicy" | "prefetch" | "griddepcontrol" => Ok(Op::Hint),
+        "griddepcontrol" => Ok(if has("wait") { Op::WaitForKernel } else { Op::StartNextKernel }),
+        "createpolicy" | "prefetch" => Ok(Op::Hint),
         "setmaxnreg" => Ok(Op::HintOfWarp),
         _ => Err(format!("{mnemonic} is not supported")),
     }

@@ -20,6 +20,8 @@ pub struct Env<'a> {
     pub threads: u32,
     /// The CTA's place in its cluster.
     pub rank: u32,
+    /// Whether it may let the next kernel start before it has waited itself.
+    pub starts_next_early: bool,
 }
 
 /// Most instructions of one warp.
@@ -201,6 +203,10 @@ fn execute(warp: &mut Warp, cluster: &mut Cluster, env: &Env<'_>, inst: &Inst, l
         Op::ProductsCommit => warp.products.commit(),
         Op::ProductsWait => matrix::wait(warp, cluster, env, inst),
         Op::WaitForKernel => warp.waited |= lanes,
+        Op::StartNextKernel if warp.settled.is_some() && lanes & !warp.waited != 0 && !env.starts_next_early => {
+            return Err(Fault::Misuse("the next kernel may start before this one has waited for the one before".to_string()));
+        }
+        Op::StartNextKernel => {}
         Op::Branch | Op::Exit | Op::Hint | Op::HintOfWarp => {}
         _ => sync::execute(warp, cluster, env, inst, lanes)?,
     }

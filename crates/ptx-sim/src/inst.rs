@@ -315,6 +315,8 @@ pub enum Op {
     },
     /// `griddepcontrol.wait`.
     WaitForKernel,
+    /// `griddepcontrol.launch_dependents`.
+    StartNextKernel,
     /// Hints, and what has no meaning without time.
     Hint,
     /// The same of a warp's lanes together.

@@ -64,6 +64,15 @@ pub struct Launch {
     pub dynamic_shared: u32,
 }
 
+/// What a kernel may do ahead of `griddepcontrol.wait`.
+#[derive(Debug, Clone, Copy)]
+pub struct Early<'a> {
+    /// Addresses in the allocations that it may access: the kernel before leaves these alone.
+    pub settled: &'a [u64],
+    /// Whether it may let the next kernel start: where the kernel before had itself waited when it let this one start, all before that is over.
+    pub starts_next: bool,
+}
+
 /// What a launch executed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
@@ -93,22 +102,22 @@ impl Kernel {
         self.run(memory, None, params, launch)
     }
 
-    /// As [`Self::launch`], while the kernel before may still run: ahead of `griddepcontrol.wait` only the allocations that hold one of the addresses
-    /// `settled` may be accessed, which that kernel leaves alone.
+    /// As [`Self::launch`], while the kernel before may still run.
     ///
-    /// Errors: as [`Self::launch`]; [`Fault::Early`].
-    pub fn launch_early(&self, memory: &Memory, settled: &[u64], params: &[u8], launch: &Launch) -> Result<Counters> {
-        self.run(memory, Some(settled), params, launch)
+    /// Errors: as [`Self::launch`]; [`Fault::Early`]; `griddepcontrol.launch_dependents` ahead of `griddepcontrol.wait`.
+    pub fn launch_early(&self, memory: &Memory, early: &Early<'_>, params: &[u8], launch: &Launch) -> Result<Counters> {
+        self.run(memory, Some(early), params, launch)
     }
 
-    fn run(&self, memory: &Memory, settled: Option<&[u64]>, params: &[u8], launch: &Launch) -> Result<Counters> {
+    fn run(&self, memory: &Memory, early: Option<&Early<'_>>, params: &[u8], launch: &Launch) -> Result<Counters> {
         self.check(params, launch)?;
         let Launch { grid, threads, cluster, dynamic_shared } = *launch;
         let shared_bytes = self.shared_bytes(dynamic_shared) as usize;
         let map = memory.map();
-        let holds_one = |&(start, end): &(u64, u64), settled: &[u64]| settled.iter().any(|address| (start..end).contains(address));
-        let settled = settled.map(|settled| map.iter().copied().filter(|range| holds_one(range, settled)).collect());
-        let shape = Shape { program: &self.0, params, grid, threads, ctas: cluster, shared_bytes, settled };
+        let holds = |early: &Early<'_>, start, end| early.settled.iter().any(|address| (start..end).contains(address));
+        let settled = early.map(|early| map.iter().copied().filter(|&(start, end)| holds(early, start, end)).collect());
+        let starts_next_early = early.is_some_and(|early| early.starts_next);
+        let shape = Shape { program: &self.0, params, grid, threads, ctas: cluster, shared_bytes, settled, starts_next_early };
         let [row, rows] = [grid[0] / cluster, grid[1]].map(u64::from);
         let first = |i: u64| [(i % row) as u32 * cluster, (i / row % rows) as u32, (i / row / rows) as u32];
         let all = (0..row * rows * u64::from(grid[2])).into_par_iter();

@@ -234,7 +234,9 @@ fn what_is_not_settled_ahead_of_the_wait() {
     assert_eq!(early(&format!("{}{wait}", load("%rd0"))), Some("load"));
     // The store at the end.
     assert_eq!(early(&load("%rd1")), Some("store"));
-    assert_eq!(early(&format!("griddepcontrol.launch_dependents;{}", load("%rd1"))), Some("store"));
+    let next = "griddepcontrol.launch_dependents;";
+    assert_eq!(early(&format!("{wait}{next}{}", load("%rd1"))), None);
+    assert!(matches!(early_fault(&format!("{next}{wait}{}", load("%rd1"))), Some(Fault::Misuse(_))));
     let copies = "mov.u32 %r2, dynamic; cp.async.ca.shared.global [%r2], [%rd0], 4, 4;";
     assert_eq!(early(&format!("setp.eq.u32 %p1, %r0, 0; @!%p1 bra $on; {copies} $on: {wait} mov.u32 %r1, 0;")), Some("load"));
     // A lane that has not waited.

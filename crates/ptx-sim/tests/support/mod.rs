@@ -1,7 +1,7 @@
 //! Shared by the tests: kernels around a few instructions.
 #![allow(dead_code)]
 
-use ptx_sim::{Error, Fault, Launch, Memory, Module};
+use ptx_sim::{Early, Error, Fault, Launch, Memory, Module};
 
 /// Registers that a body may use: `%r` (32 bits), `%rd` (64), `%f`, `%p`, `%h` (16); `%rd0` is the address of the output, `%rd1` of the input, `%r0` the thread.
 const HEAD: &str = "
@@ -55,7 +55,11 @@ fn run_all(body: &str, input: &[u32], ctas: u32, threads: u32, early: bool) -> R
     let params = [output.to_le_bytes(), input.to_le_bytes()].concat();
     let launch = Launch { grid: [ctas, 1, 1], threads, cluster: ctas, dynamic_shared: 64 << 10 };
     let kernel = module.kernel("kernel").unwrap();
-    if early { kernel.launch_early(&memory, &[input], &params, &launch) } else { kernel.launch(&memory, &params, &launch) }?;
+    if early {
+        kernel.launch_early(&memory, &Early { settled: &[input], starts_next: false }, &params, &launch)
+    } else {
+        kernel.launch(&memory, &params, &launch)
+    }?;
     let left = memory.read(output, words * 4).unwrap();
     Ok(left.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
