@@ -166,18 +166,15 @@ __device__ __forceinline__ Record load_record(const Record* p) {
     return {x.x, x.y};
 }
 
-// A record of one, two or four integers as it is in the L2: what the L1 holds may be older than the wait for the kernel before.
+// A record of one or four integers as it is in the L2: what the L1 holds may be older than the wait for the kernel before.
 template <class Record>
 __device__ __forceinline__ Record reload_record(const Record* p) {
     int4 x = {};
     if constexpr (sizeof(Record) == 4) {
         asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x.x) : "l"(p) : "memory");
         return static_cast<Record>(x.x);
-    } else if constexpr (sizeof(Record) == 8) {
-        asm volatile("ld.relaxed.gpu.global.v2.s32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p) : "memory");
-        return {x.x, x.y};
     } else {
-        static_assert(sizeof(Record) == 16, "one, two or four integers");
+        static_assert(sizeof(Record) == 16, "one or four integers");
         asm volatile("ld.relaxed.gpu.global.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
         return {x.x, x.y, x.z, x.w};
     }
