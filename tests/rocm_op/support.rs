@@ -226,6 +226,7 @@ impl OnDevice {
                 max_partitions: options.max_partitions,
                 workgroup_budget: options.workgroup_budget,
                 validate: false,
+                tables_settled: false,
             },
         })
     }
