@@ -405,7 +405,7 @@ fn nvidia_gpus_have_one_two_or_four_slots_a_sm() {
         let shown = (rows, kv_heads, max_context_len, window);
         assert_eq!(capacity(&request, &Arch::sm90()).unwrap(), slots, "{shown:?}");
     }
-    for (rows, slots) in [(8, 132), (66, 132), (67, 264), (132, 264), (133, 528)] {
+    for (rows, slots) in [(8, 132), (59, 132), (60, 264), (132, 264), (133, 528)] {
         let lens = vec![5000; rows];
         let verify = PlanRequest::new(&lens, &[4], 1);
         assert_eq!(capacity(&verify, &Arch::sm90()).unwrap(), slots, "{rows} rows of 4 new tokens");

@@ -554,6 +554,10 @@ mod tests {
             (verify(nhd(), 4), Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (Problem { batch: 128, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
             (in_turns(verify(nhd(), 4)), Arch::sm90(), CudaShape::warpgroups(1, 3)),
+            // Two blocks an SM, all at once.
+            (Problem { batch: 99, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(1, 3)),
+            (Problem { batch: 100, capacity: 264, ..verify(nhd(), 4) }, Arch::sm90(), CudaShape::warpgroups(2, 3)),
+            (Problem { batch: 99, capacity: 132, ..verify(fp8(), 4) }, Arch::sm90(), CudaShape::warpgroups(2, 4)),
             (verify(fp8(), 2), Arch::sm90(), CudaShape::warpgroups(2, 4)),
             (token(verify(fp8(), 2)), Arch::sm90(), CudaShape::warpgroups(2, 4)),
             (in_turns(verify(fp8(), 2)), Arch::sm90(), CudaShape::warpgroups(1, 4)),
