@@ -45,9 +45,9 @@ struct PageIds {
     const int* table;
     u32 last_page, ids, next;
 
-    __device__ __forceinline__ u32 look_up(int token) const {
-        return min(u32(reload_record(table + u32(token) / u32(T::PAGE_SIZE))), last_page);
-    }
+    __device__ __forceinline__ u32 clamped(int id) const { return min(u32(id), last_page); }
+
+    __device__ __forceinline__ u32 look_up(int token) const { return clamped(reload_record(table + u32(token) / u32(T::PAGE_SIZE))); }
 
     // A lane's id as it is in the table, 0 where it has none.
     __device__ __forceinline__ int fetch(const Task& task, int walker, int chunk, int lane) const {
@@ -65,7 +65,7 @@ struct PageIds {
         last_page = u32(p.pages - 1);
         if constexpr (WHOLE) {
             const int first = fetch(task, walker, 0, lane), second = fetch(task, walker, HELD, lane);
-            ids = min(u32(first), last_page), next = min(u32(second), last_page);
+            ids = clamped(first), next = clamped(second);
         }
     }
 
@@ -73,7 +73,7 @@ struct PageIds {
     __device__ __forceinline__ void advance(const Task& task, int walker, int chunk, int lane) {
         if (WHOLE && chunk > 0 && chunk % HELD == 0) {
             ids = next;
-            next = min(u32(fetch(task, walker, chunk + HELD, lane)), last_page);
+            next = clamped(fetch(task, walker, chunk + HELD, lane));
         }
     }
 

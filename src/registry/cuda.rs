@@ -236,7 +236,7 @@ fn cluster_cut(fp8: bool, cluster: usize, tiles: usize, fills: bool) -> (usize, 
 
 /// Whether a plan has a slot a row: whole rows, the longest first.
 fn are_whole_in_order(p: &Problem) -> bool {
-    !p.plan_free && p.workgroups() <= p.batch.saturating_mul(p.kv_heads)
+    !p.plan_free && p.workgroups() <= p.pairs()
 }
 
 /// Warps that share a row of the reducer: for up to 8 partial results, up to 32, and more.

@@ -58,17 +58,27 @@ fn a_peaked_softmax_stays_accurate() {
     }
 }
 
+/// Decode and verify of one row in every form of a cache.
+fn one_row(tokens: i64) -> impl Iterator<Item = CaseSpec> {
+    forms().into_iter().flat_map(move |(kv_dtype, scales)| {
+        [(4, 1), (16, 4)].map(|(group, query_len)| CaseSpec {
+            group,
+            kv_heads: 1,
+            page_size: 128,
+            query_lens: vec![query_len],
+            lens: vec![tokens],
+            ..spec(kv_dtype, scales)
+        })
+    })
+}
+
 /// Token 5 is some powers of two above all others, which together weigh as much: each of them is next to nothing beside it.
 #[test]
 fn a_long_tail_behind_a_peak_is_not_lost() -> Result<()> {
     let Some(device) = gpu("a_long_tail_behind_a_peak_is_not_lost") else { return Ok(()) };
-    for (kv_dtype, scales) in forms() {
-        for (group, query_len) in [(4, 1), (16, 4)] {
-            let tail =
-                CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![9000], ..spec(kv_dtype, scales) };
-            for bits in [11.0, 13.0, 15.0] {
-                check_call(&device, &peaked(&tail, bits)?);
-            }
+    for tail in one_row(9000) {
+        for bits in [11.0, 13.0, 15.0] {
+            check_call(&device, &peaked(&tail, bits)?);
         }
     }
     Ok(())
@@ -77,17 +87,13 @@ fn a_long_tail_behind_a_peak_is_not_lost() -> Result<()> {
 #[test]
 fn large_scores_are_as_good_however_they_add_up() -> Result<()> {
     let Some(device) = gpu("large_scores_are_as_good_however_they_add_up") else { return Ok(()) };
-    for (kv_dtype, scales) in forms() {
-        for (group, query_len) in [(4, 1), (16, 4)] {
-            let base =
-                CaseSpec { group, kv_heads: 1, page_size: 128, query_lens: vec![query_len], lens: vec![900], ..spec(kv_dtype, scales) };
-            let of_both_signs: fn(usize) -> f32 = |channel| if channel % 4 == 0 { -0.5 } else { 1.5 };
-            // Half of the score is three channels'.
-            let outliers: fn(usize) -> f32 = |channel| if (1..4).contains(&channel) { 64.0 / 3.0 } else { 64.0 / 125.0 };
-            for key in [of_both_signs, outliers] {
-                for bits in [7.0, 11.0, 19.0, 24.0, 31.0, 38.0] {
-                    check_call(&device, &rivals(&base, bits, key)?);
-                }
+    let of_both_signs: fn(usize) -> f32 = |channel| if channel % 4 == 0 { -0.5 } else { 1.5 };
+    // Half of the score is three channels'.
+    let outliers: fn(usize) -> f32 = |channel| if (1..4).contains(&channel) { 64.0 / 3.0 } else { 64.0 / 125.0 };
+    for base in one_row(900) {
+        for key in [of_both_signs, outliers] {
+            for bits in [7.0, 11.0, 19.0, 24.0, 31.0, 38.0] {
+                check_call(&device, &rivals(&base, bits, key)?);
             }
         }
     }

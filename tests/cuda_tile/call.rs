@@ -5,7 +5,6 @@ use candle_paged_attn::PagedDecode;
 use candle_paged_attn::cache::KvStrides;
 use candle_paged_attn::cuda::specialize::{self, leaves_f16, slot_rows};
 use candle_paged_attn::cuda::{Decided, Tables};
-use candle_paged_attn::jit::Specialization;
 use candle_paged_attn::plan::PLANNER_THREADS;
 use candle_paged_attn::registry::{Arch, ArchName, ScaleMode, Selection};
 use ptx_sim::Early;
@@ -102,16 +101,16 @@ impl<'a> Call<'a> {
     fn launch_tile(&self, device: &Device, places: &Places) -> Result<()> {
         let selection = self.selection();
         let cluster = selection.key.cuda.map_or(1, |shape| shape.cluster);
+        let Places { work, reduce, block_tables, context_lens, query_start, .. } = *places;
+        let settled: &[u64] = if self.is_settled() { &[work, reduce, block_tables, context_lens, query_start] } else { &[] };
         let shape = Shape {
             grid: [self.decided.slots() * self.heads() * cluster, 1, selection.row_groups],
             threads: selection.threads,
             cluster,
             dynamic_shared: selection.lds_bytes,
+            early: self.overlapping(Early { settled, starts_next: false }),
         };
-        let Places { work, reduce, block_tables, context_lens, query_start, .. } = *places;
-        let settled: &[u64] = if self.is_settled() { &[work, reduce, block_tables, context_lens, query_start] } else { &[] };
-        let early = Early { settled, starts_next: false };
-        self.launch_behind(device, &specialize::tile(selection)?, shape, &self.tile_arguments(device, places)?, &early)
+        device.launch(&specialize::tile(selection)?, shape, &self.tile_arguments(device, places)?)
     }
 
     /// Whether the tile reads what is `settled` early: with tables on the host, to have both.
@@ -119,19 +118,9 @@ impl<'a> Call<'a> {
         self.tables == Tables::Host
     }
 
-    /// A launch that, on GPUs that can, overlaps the end of the one before.
-    fn launch_behind(
-        &self,
-        device: &Device,
-        kernel: &Specialization,
-        shape: Shape,
-        arguments: &Arguments,
-        early: &Early<'_>,
-    ) -> Result<()> {
-        match self.arch.name {
-            ArchName::Sm90 => device.launch_early(kernel, shape, arguments, early),
-            _ => device.launch(kernel, shape, arguments),
-        }
+    /// `early` where launches overlap the end of the one before.
+    fn overlapping<'e>(&self, early: Early<'e>) -> Option<Early<'e>> {
+        (self.arch.name == ArchName::Sm90).then_some(early)
     }
 
     /// `CudaTileArgs`.
@@ -180,8 +169,9 @@ impl<'a> Call<'a> {
         let ragged = places.query_start != 0;
         let kernel = specialize::reduce(self.arch.name, spec.head_dim, spec.q_dtype, ragged, spec.per_head, cut)?;
         // The tiles had waited for who wrote these, and for all before.
-        let early = Early { settled: &[places.reduce, places.query_start], starts_next: true };
-        self.launch_behind(device, &kernel, Shape::new([x, y, spec.lens.len()], cut.threads()), &arguments, &early)
+        let settled = [places.reduce, places.query_start];
+        let early = self.overlapping(Early { settled: &settled, starts_next: true });
+        device.launch(&kernel, Shape { early, ..Shape::new([x, y, spec.lens.len()], cut.threads()) }, &arguments)
     }
 
     fn results(&self, device: &Device, places: &Places) -> Result<(Tensor, Tensor)> {

@@ -10,17 +10,19 @@ use crate::compile::module;
 
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct Shape<'a> {
     pub grid: [usize; 3],
     pub threads: usize,
     pub cluster: usize,
     pub dynamic_shared: usize,
+    /// Where the kernel before may still run.
+    pub early: Option<Early<'a>>,
 }
 
-impl Shape {
-    /// Without clusters and with no shared memory but the kernel's own.
+impl Shape<'_> {
+    /// Without clusters, with no shared memory but the kernel's own, behind a kernel that is over.
     pub fn new(grid: [usize; 3], threads: usize) -> Self {
-        Self { grid, threads, cluster: 1, dynamic_shared: 0 }
+        Self { grid, threads, cluster: 1, dynamic_shared: 0, early: None }
     }
 }
 
@@ -60,16 +62,7 @@ impl Device {
     }
 
     /// Runs a kernel to its end. As on a GPU a grid with nothing in it is none.
-    pub fn launch(&self, spec: &Specialization, shape: Shape, arguments: &Arguments) -> Result<()> {
-        self.run(spec, shape, arguments, None)
-    }
-
-    /// As `launch`, while the kernel before may still run.
-    pub fn launch_early(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, early: &Early<'_>) -> Result<()> {
-        self.run(spec, shape, arguments, Some(early))
-    }
-
-    fn run(&self, spec: &Specialization, shape: Shape, arguments: &Arguments, early: Option<&Early<'_>>) -> Result<()> {
+    pub fn launch(&self, spec: &Specialization, shape: Shape<'_>, arguments: &Arguments) -> Result<()> {
         if shape.grid.contains(&0) {
             return Ok(());
         }
@@ -80,14 +73,11 @@ impl Device {
             threads: shape.threads as u32,
             cluster: shape.cluster as u32,
             dynamic_shared: shape.dynamic_shared as u32,
+            early: shape.early,
         };
         // A structure that pointers are in is a multiple of their size.
         let mut parameters = arguments.0.clone();
         parameters.resize(parameters.len().next_multiple_of(8), 0);
-        let ran = match early {
-            Some(early) => kernel.launch_early(&self.0, early, &parameters, &launch),
-            None => kernel.launch(&self.0, &parameters, &launch),
-        };
-        ran.map_err(Error::wrap).map(drop)
+        kernel.launch(&self.0, &parameters, &launch).map_err(Error::wrap).map(drop)
     }
 }

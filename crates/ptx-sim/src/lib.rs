@@ -10,7 +10,7 @@
 //! - registers of a `wgmma` that is not waited for, and one that not all of a warpgroup execute alike;
 //! - a deadlock, lanes that do not come to an instruction of the whole warp, masks that are not the lanes', a barrier used with two counts or
 //!   whose rounds others could come to;
-//! - an access to what the kernel before may still write, ahead of `griddepcontrol.wait` ([`Kernel::launch_early`]);
+//! - an access to what the kernel before may still write, ahead of `griddepcontrol.wait` ([`Launch::early`]);
 //! - a CTA that ends with bytes on their way to it.
 //!
 //! Supported is what the kernels of candle-paged-attn use; all else is refused when the text is read. A proxy fence and a look at an mbarrier are of a
@@ -53,7 +53,7 @@ pub struct Kernel(Program);
 
 /// How a kernel is launched.
 #[derive(Debug, Clone, Copy)]
-pub struct Launch {
+pub struct Launch<'a> {
     /// CTAs.
     pub grid: [u32; 3],
     /// Threads of a CTA, whole warps.
@@ -62,6 +62,8 @@ pub struct Launch {
     pub cluster: u32,
     /// Bytes of shared memory besides the kernel's own.
     pub dynamic_shared: u32,
+    /// Where the kernel before may still run, what may be done ahead of `griddepcontrol.wait`.
+    pub early: Option<Early<'a>>,
 }
 
 /// What a kernel may do ahead of `griddepcontrol.wait`.
@@ -97,24 +99,13 @@ impl Module {
 impl Kernel {
     /// Runs all CTAs; `params`: the bytes of the kernel's parameters, in order.
     ///
-    /// Errors: a launch that does not fit, or the first fault of any cluster.
-    pub fn launch(&self, memory: &Memory, params: &[u8], launch: &Launch) -> Result<Counters> {
-        self.run(memory, None, params, launch)
-    }
-
-    /// As [`Self::launch`], while the kernel before may still run.
-    ///
-    /// Errors: as [`Self::launch`]; [`Fault::Early`]; `griddepcontrol.launch_dependents` ahead of `griddepcontrol.wait`.
-    pub fn launch_early(&self, memory: &Memory, early: &Early<'_>, params: &[u8], launch: &Launch) -> Result<Counters> {
-        self.run(memory, Some(early), params, launch)
-    }
-
-    fn run(&self, memory: &Memory, early: Option<&Early<'_>>, params: &[u8], launch: &Launch) -> Result<Counters> {
+    /// Errors: a launch that does not fit, or the first fault of any cluster, [`Fault::Early`] among them.
+    pub fn launch(&self, memory: &Memory, params: &[u8], launch: &Launch<'_>) -> Result<Counters> {
         self.check(params, launch)?;
-        let Launch { grid, threads, cluster, dynamic_shared } = *launch;
+        let Launch { grid, threads, cluster, dynamic_shared, early } = *launch;
         let shared_bytes = self.shared_bytes(dynamic_shared) as usize;
         let map = memory.map();
-        let holds = |early: &Early<'_>, start, end| early.settled.iter().any(|address| (start..end).contains(address));
+        let holds = |early: Early<'_>, start, end| early.settled.iter().any(|address| (start..end).contains(address));
         let settled = early.map(|early| map.iter().copied().filter(|&(start, end)| holds(early, start, end)).collect());
         let starts_next_early = early.is_some_and(|early| early.starts_next);
         let shape = Shape { program: &self.0, params, grid, threads, ctas: cluster, shared_bytes, settled, starts_next_early };
@@ -129,9 +120,9 @@ impl Kernel {
         u64::from(self.0.static_shared.next_multiple_of(self.0.dynamic_align.unwrap_or(1))) + u64::from(dynamic)
     }
 
-    fn check(&self, params: &[u8], launch: &Launch) -> Result<()> {
+    fn check(&self, params: &[u8], launch: &Launch<'_>) -> Result<()> {
         let refuse = |reason: String| Err(Error::Launch { kernel: self.0.name.clone(), reason });
-        let Launch { grid, threads, cluster, dynamic_shared } = *launch;
+        let Launch { grid, threads, cluster, dynamic_shared, .. } = *launch;
         if params.len() != self.0.param_bytes {
             return refuse(format!("{} bytes of parameters, it has {}", params.len(), self.0.param_bytes));
         }

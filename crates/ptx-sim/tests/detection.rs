@@ -203,7 +203,7 @@ fn what_is_not_supported_is_refused_when_it_is_read() {
 #[test]
 fn launches_that_do_not_fit() {
     let module = Module::parse(".visible .entry k(.param .u64 p)\n.maxntid 128, 1, 1\n{\nret;\n}").unwrap();
-    let (memory, fits) = (Memory::new(), Launch { grid: [4, 1, 1], threads: 128, cluster: 2, dynamic_shared: 0 });
+    let (memory, fits) = (Memory::new(), Launch { grid: [4, 1, 1], threads: 128, cluster: 2, dynamic_shared: 0, early: None });
     let launch = |params: &[u8], launch: Launch| module.kernel("k").unwrap().launch(&memory, params, &launch);
     assert_eq!(launch(&[0; 8], fits).unwrap().instructions, 16);
     assert!(launch(&[0; 4], fits).is_err());

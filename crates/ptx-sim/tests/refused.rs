@@ -163,7 +163,7 @@ fn labels_belong_to_their_blocks() {
 #[test]
 fn launches_beyond_all_numbers() {
     let module = Module::parse(".visible .entry k()\n{\n.shared .align 16 .b8 x[16];\nret;\n}").unwrap();
-    let fits = Launch { grid: [1, 1, 1], threads: 32, cluster: 1, dynamic_shared: 0 };
+    let fits = Launch { grid: [1, 1, 1], threads: 32, cluster: 1, dynamic_shared: 0, early: None };
     for wrong in [Launch { dynamic_shared: u32::MAX - 8, ..fits }, Launch { grid: [u32::MAX, 1, 1], ..fits }] {
         let found = module.kernel("k").unwrap().launch(&Memory::new(), &[], &wrong);
         assert!(matches!(found, Err(Error::Launch { .. })), "{wrong:?}");

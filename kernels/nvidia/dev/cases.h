@@ -200,8 +200,8 @@ static int best_slots(const Problem& p) {
 // The shape for a problem on an H200: what docs/cuda-notes.md tabulates.
 static Variant best(int kv, const Problem& p) {
     const int slots = best_slots(p);
-    const bool two = slots > 2 * sms || (slots > sms && int(p.contexts.size()) * 4 <= 3 * sms);
-    if (p.query_len > 1) return with(verify(kv), "", [&](Variant& v) { v.groups = two ? 1 : 2, v.tile = 128; });
+    const bool beside = slots > 2 * sms || (slots > sms && int(p.contexts.size()) * 4 <= 3 * sms);
+    if (p.query_len > 1) return with(verify(kv), "", [&](Variant& v) { v.groups = beside ? 1 : 2, v.tile = 128; });
     int64_t tokens = 0;
     for (int c : p.contexts) tokens += c;
     if (slots > sms) return cut(kv, 4, kv == FP8 ? 2 : 3, kv == FP8 ? 32 : 16, 128, 1);

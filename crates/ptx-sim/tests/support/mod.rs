@@ -53,13 +53,10 @@ fn run_all(body: &str, input: &[u32], ctas: u32, threads: u32, early: bool) -> R
     let (input, words) = (memory.upload(&bytes).unwrap(), (ctas * threads) as usize);
     let output = memory.alloc(words * 4).unwrap();
     let params = [output.to_le_bytes(), input.to_le_bytes()].concat();
-    let launch = Launch { grid: [ctas, 1, 1], threads, cluster: ctas, dynamic_shared: 64 << 10 };
-    let kernel = module.kernel("kernel").unwrap();
-    if early {
-        kernel.launch_early(&memory, &Early { settled: &[input], starts_next: false }, &params, &launch)
-    } else {
-        kernel.launch(&memory, &params, &launch)
-    }?;
+    let settled = [input];
+    let early = early.then_some(Early { settled: &settled, starts_next: false });
+    let launch = Launch { grid: [ctas, 1, 1], threads, cluster: ctas, dynamic_shared: 64 << 10, early };
+    module.kernel("kernel").unwrap().launch(&memory, &params, &launch)?;
     let left = memory.read(output, words * 4).unwrap();
     Ok(left.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
