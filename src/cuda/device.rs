@@ -16,7 +16,7 @@ use crate::registry::{Arch, ArchName, Selection};
 /// A GPU, whatever candle device it is used through.
 pub(super) struct Gpu {
     pub arch: Arch,
-    compiler: Compiler,
+    compiler: RwLock<Arc<Compiler>>,
     kernels: RwLock<HashMap<KernelId, Kernel>>,
 }
 
@@ -46,10 +46,18 @@ static GPUS: LazyLock<Mutex<HashMap<usize, Arc<Gpu>>>> = LazyLock::new(Mutex::de
 /// # Errors
 /// Not a CUDA device; a GPU of a compute capability below 8.0 or above 9.0.
 pub fn arch_of(device: &Device) -> Result<Arch> {
-    match device {
-        Device::Cuda(device) => Ok(Gpu::of(device)?.arch.clone()),
-        other => bail!("device: {:?} is not a CUDA device", other.location()),
-    }
+    Ok(gpu_of(device)?.arch.clone())
+}
+
+/// Has the kernels of the GPU of `device` compiled and kept with `settings` from now on, for the whole process, in place of [`JitSettings`]'s default. Those
+/// that are loaded stay: set it before the first call, or before [`crate::cache::PagedKvCache::warm_up`].
+///
+/// # Errors
+/// As [`arch_of`].
+pub fn set_jit_settings(device: &Device, settings: JitSettings) -> Result<()> {
+    let gpu = gpu_of(device)?;
+    *gpu.compiler.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Compiler::new(settings));
+    Ok(())
 }
 
 /// Kernels that are loaded on the GPU of `device` so far.
@@ -57,8 +65,12 @@ pub fn arch_of(device: &Device) -> Result<Arch> {
 /// # Errors
 /// As [`arch_of`].
 pub fn loaded_kernels(device: &Device) -> Result<usize> {
+    Ok(gpu_of(device)?.kernels.read().unwrap_or_else(PoisonError::into_inner).len())
+}
+
+fn gpu_of(device: &Device) -> Result<Arc<Gpu>> {
     match device {
-        Device::Cuda(device) => Ok(Gpu::of(device)?.kernels.read().unwrap_or_else(PoisonError::into_inner).len()),
+        Device::Cuda(device) => Gpu::of(device),
         other => bail!("device: {:?} is not a CUDA device", other.location()),
     }
 }
@@ -71,7 +83,8 @@ impl Gpu {
         if let Some(gpu) = gpus.get(&context.ordinal()) {
             return Ok(gpu.clone());
         }
-        let gpu = Arc::new(Self { arch: arch(context)?, compiler: Compiler::new(JitSettings::default()), kernels: RwLock::default() });
+        let compiler = RwLock::new(Arc::new(Compiler::new(JitSettings::default())));
+        let gpu = Arc::new(Self { arch: arch(context)?, compiler, kernels: RwLock::default() });
         gpus.insert(context.ordinal(), gpu.clone());
         Ok(gpu)
     }
@@ -121,7 +134,8 @@ impl Gpu {
             return Ok(*kernel);
         }
         let spec = spec()?;
-        let code = self.compiler.code_object(&spec)?;
+        let compiler = self.compiler.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let code = compiler.code_object(&spec)?;
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(&id) {
             return Ok(*kernel);

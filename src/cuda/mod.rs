@@ -23,7 +23,7 @@
 //!
 //! # Kernels
 //!
-//! Compiled at their first use with the settings of [`crate::jit::JitSettings`]'s default, or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
+//! Compiled at their first use with [`crate::jit::JitSettings`]'s default, or what `set_jit_settings` was given (another cache, a callback that hears of each kernel), or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
 //! see [`crate::jit`]. The feature `nvrtc` is that alone, without a device. [`Decided`] is what would run of a call, known without a GPU too.
 
 #[cfg(feature = "cuda")]
@@ -64,7 +64,7 @@ pub use decided::{Decided, Tables};
 #[cfg(feature = "cuda")]
 pub(crate) use decode::{Operand, attend_into, attend_new, explain};
 #[cfg(feature = "cuda")]
-pub use device::{arch_of, loaded_kernels};
+pub use device::{arch_of, loaded_kernels, set_jit_settings};
 pub use expected::expected_kernels;
 #[cfg(feature = "cuda")]
 pub(crate) use memory::elements;

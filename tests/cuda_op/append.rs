@@ -1,7 +1,10 @@
 //! `AppendAndAttend` over a cache on the GPU.
 
+use std::sync::{Arc, Mutex};
+
 use candle::{DType, Device, Result, Tensor};
 use candle_paged_attn::cache::{CacheConfig, CacheDims, CacheLayout, ExpectedCalls, KvDtype, PagedKvCache, Quantization};
+use candle_paged_attn::jit::{JitEvent, JitSettings};
 use candle_paged_attn::plan::{DecodePlan, PlanRequest};
 use candle_paged_attn::{AppendAndAttend, DecodeOptions, PlanChoice, cuda};
 use testkit::cases::{CaseSpec, Scales};
@@ -160,5 +163,36 @@ fn a_step_explains_itself() -> Result<()> {
     let summary = op.explain(&step.q.to_device(&device)?)?;
     assert!(summary.selection.key.arch.is_cuda() && !summary.selection.reason.to_string().is_empty(), "{summary:?}");
     assert_same!(held()?, before);
+    Ok(())
+}
+
+/// Kernels that are not loaded yet are compiled and kept as the settings say, and what hears of it hears of each.
+#[test]
+fn kernels_are_compiled_with_the_settings_given() -> Result<()> {
+    let Some(gpu) = lone_gpu("kernels_are_compiled_with_the_settings_given") else { return Ok(()) };
+    let device = &gpu.device;
+    let folder = tempfile::tempdir()?;
+    let heard = Arc::new(Mutex::new(vec![]));
+    let listener = heard.clone();
+    let progress = move |event: &JitEvent| listener.lock().unwrap().push(event.clone());
+    let settings =
+        JitSettings { cache_dir: Some(folder.path().join("kernels")), progress: Some(Arc::new(progress)), ..JitSettings::default() };
+    cuda::set_jit_settings(device, settings)?;
+    // A head size that no other test has.
+    let dims = CacheDims { pages: 4, page_size: 16, kv_heads: 1, head_dim: 104 };
+    let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
+    let before = cuda::loaded_kernels(device)?;
+    let warmed = PagedKvCache::new(config, device).and_then(|cache| {
+        cache.warm_up(&ExpectedCalls { batch: 1, query_len: 1, max_pages: 4, ragged: false, ..ExpectedCalls::new(1, DType::BF16) })
+    });
+    cuda::set_jit_settings(device, JitSettings::default())?;
+    assert!(warmed? > 0);
+    let heard = heard.lock().unwrap();
+    let compiled = heard.iter().filter(|event| matches!(event, JitEvent::Compiled { .. })).count();
+    assert_eq!(compiled, cuda::loaded_kernels(device)? - before, "{heard:?}");
+    assert!(compiled > 0, "{heard:?}");
+    let kept = std::fs::read_dir(folder.path().join("kernels").join("sm90"))?.count();
+    assert!(kept >= compiled, "{kept} of {compiled}");
+    refuses(cuda::set_jit_settings(&Device::Cpu, JitSettings::default()), &["device", "Cpu", "is not a CUDA device"]);
     Ok(())
 }
