@@ -469,9 +469,12 @@ fn impossible_caches_are_refused() {
         ("page_size: at least 1", dims(|d| d.page_size = 0)),
         ("kv_heads: at least 1", dims(|d| d.kv_heads = 0)),
         ("pages: page ids are 31-bit", dims(|d| d.pages = 1 << 31)),
-        ("address space", dims(|d| d.head_dim = 1 << 60)),
-        ("address space", dims(|d| (d.pages, d.head_dim) = (1 << 30, 1 << 30))),
-        ("no memory for", dims(|d| (d.pages, d.head_dim) = (1 << 20, 1 << 31))),
+        ("head_dim: a multiple of 8 up to 1024, got 100", dims(|d| d.head_dim = 100)),
+        ("head_dim: a multiple of 8 up to 1024, got 1152921504606846976", dims(|d| d.head_dim = 1 << 60)),
+        ("page_size: at most 1024, got 1025", dims(|d| d.page_size = 1025)),
+        ("address space", dims(|d| d.kv_heads = 1 << 60)),
+        ("address space", dims(|d| (d.pages, d.kv_heads) = (1 << 30, 1 << 30))),
+        ("no memory for", dims(|d| (d.pages, d.kv_heads) = (1 << 20, 1 << 24))),
         (
             "layout: vllm needs a page_size that 8 divides, got 12",
             CacheConfig { layout: Some(CacheLayout::Vllm), ..dims(|d| d.page_size = 12) },
@@ -482,5 +485,22 @@ fn impossible_caches_are_refused() {
     ] {
         let error = PagedKvCache::new(config, &CPU).map(|_| ()).expect_err(expected).to_string();
         assert!(error.contains(expected), "{error:?} should contain {expected:?}");
+    }
+}
+
+#[test]
+fn sizes_past_the_address_space_are_errors() {
+    for (dtype, quantization, head_dim) in
+        [(KvDtype::Mxfp4, Quantization::Block, usize::MAX / 4), (KvDtype::Fp8, Quantization::PerToken, usize::MAX / 8)]
+    {
+        let base = config(dtype, quantization);
+        let dims = CacheDims { head_dim, ..base.dims };
+        assert!(CacheConfig { dims, ..base }.page_bytes().is_err());
+    }
+    for (layout, dtype, shape) in
+        [(CacheLayout::Nhd, KvDtype::Mxfp4, &[0, 8, 1, 1 << 63][..]), (CacheLayout::Vllm, KvDtype::F32, &[0, 1, 1 << 62, 8, 4])]
+    {
+        let error = layout.dims_of_key(shape, dtype).unwrap_err().to_string();
+        assert!(error.contains("key_cache") && error.contains("address space"), "{error}");
     }
 }

@@ -340,6 +340,30 @@ fn windows_let_pages_go_and_keep_the_roll_back_honest() {
     assert_eq!(pool.available_pages(), 8);
 }
 
+/// An append of another sequence, or of other tokens than the last ones, would have rows written and attended where they are not.
+#[test]
+fn a_step_takes_appends_of_its_own_sequences_alone() {
+    let mut pool = PagePool::new(8, 4).unwrap();
+    let (a, b) = (pool.allocate(), pool.allocate());
+    let (five, two) = (pool.append(a, &[1; 5]).unwrap(), pool.append(b, &[2; 2]).unwrap());
+    let refused = |pool: &PagePool, step: &[(SeqId, &Append)], fragment: &str| {
+        let error = pool.batch(step, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains(fragment), "{error}");
+    };
+    refused(&pool, &[(a, &two), (b, &five)], "not the append of its last tokens");
+    refused(&pool, &[(b, &five)], "an append of 5 tokens beside sequence 1, which has 2");
+    refused(&pool, &[(a, &five), (b, &two), (a, &five)], "sequence 0 comes twice");
+    refused(&pool, &[(b, &Append { slots: vec![i64::MAX, -1], copies: vec![] })], "slot 9223372036854775807 for token 0 of sequence 1");
+    let more = pool.append(a, &[3; 2]).unwrap();
+    refused(&pool, &[(a, &five)], "slot");
+    // One step of two appends has the slots of both.
+    let both = Append { slots: [five.slots, more.slots.clone()].concat(), copies: vec![] };
+    assert_eq!(pool.batch(&[(a, &both)], &Device::Cpu).unwrap().max_query_len, 7);
+    assert_eq!(pool.batch(&[(a, &more), (b, &two)], &Device::Cpu).unwrap().max_query_len, 2);
+    pool.truncate(a, 1).unwrap();
+    refused(&pool, &[(a, &more)], "an append of 2 tokens beside sequence 0, which has 1");
+}
+
 #[test]
 fn a_step_becomes_tensors() {
     let mut pool = PagePool::new(8, 4).unwrap();

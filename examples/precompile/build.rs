@@ -51,7 +51,7 @@ pub struct Done {
     /// Where the code objects are.
     pub folder: String,
     /// What was compiled, but could not be written.
-    not_kept: usize,
+    pub not_kept: usize,
     /// What there is no kernel for.
     pub notes: Vec<String>,
 }

@@ -153,6 +153,10 @@ fn summary(done: &Done) -> String {
         n => format!(", {n} FAILED"),
     };
     let (compiled, there) = (count(|o| matches!(o, Outcome::Compiled { .. })), count(|o| matches!(o, Outcome::Hit(_))));
+    let not_kept = match done.not_kept {
+        0 => String::new(),
+        n => format!(", {n} NOT KEPT"),
+    };
     let notes: String = done.notes.iter().map(|note| format!("{note}\n")).collect();
-    format!("{} kernels in {}: {compiled} compiled, {there} there already{failed}\n{notes}", done.jobs.len(), done.folder)
+    format!("{} kernels in {}: {compiled} compiled, {there} there already{failed}{not_kept}\n{notes}", done.jobs.len(), done.folder)
 }

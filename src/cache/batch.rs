@@ -1,5 +1,7 @@
 //! A step of a pool's sequences as the tensors of a decode call.
 
+use std::collections::HashSet;
+
 use candle::{Device, Result, Tensor, bail};
 
 use super::{Append, NO_PAGE, PagePool, SeqId};
@@ -26,8 +28,10 @@ impl PagePool {
     /// runs beside decodes. `max_pages` is that of the longest sequence (at least 1).
     ///
     /// # Errors
-    /// A sequence that the pool does not have, a context or a number of rows past 2^31 - 1.
+    /// A sequence that the pool does not have or that comes twice, an append that is not of the sequence's last tokens (another sequence's, or one from
+    /// before a [`PagePool::truncate`] or a later append), a context or a number of rows past 2^31 - 1.
     pub fn batch(&self, step: &[(SeqId, &Append)], device: &Device) -> Result<Batch> {
+        self.check_step(step)?;
         let tables = step.iter().map(|&(sequence, _)| self.block_table(sequence)).collect::<Result<Vec<_>>>()?;
         let columns = tables.iter().map(|table| table.len()).max().unwrap_or(0).max(1);
         let mut ids = vec![NO_PAGE; tables.len() * columns];
@@ -51,6 +55,28 @@ impl PagePool {
             max_query_len: step.iter().map(|(_, append)| append.slots.len()).max().unwrap_or(0),
             page_size: self.page_size(),
         })
+    }
+
+    /// Refuses appends that are not the last tokens of the sequences that they are given for: rows would be written and attended elsewhere.
+    fn check_step(&self, step: &[(SeqId, &Append)]) -> Result<()> {
+        let mut seen = HashSet::with_capacity(step.len());
+        for &(sequence, append) in step {
+            if !seen.insert(sequence) {
+                bail!("step: sequence {sequence} comes twice")
+            }
+            let (tokens, len) = (append.slots.len(), self.context_len(sequence)?);
+            if tokens > len {
+                bail!("step: an append of {tokens} tokens beside sequence {sequence}, which has {len}")
+            }
+            let wrong = |(_, (slot, own)): &(usize, (&i64, i64))| **slot != *own;
+            if let Some((i, (slot, own))) = append.slots.iter().zip(self.last_slots(sequence, tokens)?).enumerate().find(wrong) {
+                bail!(
+                    "step: slot {slot} for token {} of sequence {sequence}, which is in slot {own}: not the append of its last tokens",
+                    len - tokens + i
+                )
+            }
+        }
+        Ok(())
     }
 }
 

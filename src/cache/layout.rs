@@ -154,16 +154,20 @@ impl CacheLayout {
     /// Sizes read off a K cache shape; `x` is checked against `dtype`.
     pub fn dims_of_key(self, shape: &[usize], dtype: KvDtype) -> Result<CacheDims> {
         let unpack = if dtype == KvDtype::Mxfp4 { 2 } else { 1 };
+        let head_dim = |a: usize, b: usize| match a.checked_mul(b) {
+            Some(head_dim) => Ok(head_dim),
+            None => bail!("key_cache: the heads of {shape:?} pass the address space"),
+        };
         let dims = match (self, shape) {
             (Self::Nhd, &[pages, page_size, kv_heads, d]) | (Self::Hnd, &[pages, kv_heads, page_size, d]) => {
-                CacheDims { pages, page_size, kv_heads, head_dim: d * unpack }
+                CacheDims { pages, page_size, kv_heads, head_dim: head_dim(d, unpack)? }
             }
             (Self::Vllm | Self::Shuffled, &[pages, kv_heads, chunks, page_size, x]) => {
                 let expected = dtype.elements_per_16_bytes();
                 if x != expected {
                     bail!("key_cache: the last dim of a {} cache of {dtype:?} is {expected}, got {shape:?}", self.name())
                 }
-                CacheDims { pages, page_size, kv_heads, head_dim: chunks * x }
+                CacheDims { pages, page_size, kv_heads, head_dim: head_dim(chunks, x)? }
             }
             _ => {
                 let fitting: Vec<_> = Self::ALL.into_iter().filter(|l| l.key_rank() == shape.len()).map(Self::name).collect();

@@ -224,15 +224,18 @@ impl PagePool {
         while fresh.len() + copies.len() < needed {
             fresh.push(self.take()?);
         }
-        let page_size = self.page_size;
-        let sequence = self.get_mut(sequence)?;
-        let start = sequence.tokens.len();
+        let id = sequence;
+        let sequence = self.get_mut(id)?;
         sequence.pages.extend(fresh);
         sequence.tokens.extend_from_slice(tokens);
-        let slots = (start..sequence.tokens.len())
-            .map(|at| (sequence.pages[at / page_size] as usize * page_size + at % page_size) as i64)
-            .collect();
-        Ok(Append { slots, copies })
+        Ok(Append { slots: self.last_slots(id, tokens.len())?.collect(), copies })
+    }
+
+    /// The slots of the last `tokens` tokens of a sequence that has as many.
+    pub(super) fn last_slots(&self, sequence: SeqId, tokens: usize) -> Result<impl Iterator<Item = i64>> {
+        let (sequence, page_size) = (self.get(sequence)?, self.page_size);
+        let end = sequence.tokens.len();
+        Ok((end - tokens..end).map(move |at| (sequence.pages[at / page_size] as usize * page_size + at % page_size) as i64))
     }
 
     /// Declares that K and V of all of a sequence's tokens are written: it may be forked, and its full pages may be found.

@@ -4,6 +4,7 @@ use candle::{CpuStorage, DType, Device, Layout, Result, Tensor, bail};
 
 use super::write::reshape_and_cache_storage;
 use super::{CacheDims, CacheLayout, KvDtype, MXFP4_BLOCK, copy_pages, gather, reshape_and_cache};
+use crate::op::shapes::{MAX_HEAD_DIM, MAX_PAGE_SIZE};
 use crate::options::{DecodeOptions, KvScale};
 #[cfg(feature = "cuda")]
 use crate::registry::select;
@@ -132,7 +133,7 @@ impl CacheConfig {
             Quantization::PerToken => 32,
             Quantization::Block => head_dim / MXFP4_BLOCK * 8,
         };
-        let row_bytes = head_dim.checked_mul(self.dtype.bits()).map(|bits| (bits + scale_bits) / 8);
+        let row_bytes = head_dim.checked_mul(self.dtype.bits()).and_then(|bits| bits.checked_add(scale_bits)).map(|bits| bits / 8);
         let bytes = [page_size, kv_heads, self.layers, 2].into_iter().try_fold(row_bytes, |bytes, n| Some(bytes?.checked_mul(n))).flatten();
         match bytes {
             Some(bytes) => Ok(bytes),
@@ -148,6 +149,12 @@ impl CacheConfig {
             if size == 0 {
                 bail!("{name}: at least 1")
             }
+        }
+        if head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
+            bail!("head_dim: a multiple of 8 up to {MAX_HEAD_DIM}, got {head_dim}")
+        }
+        if page_size > MAX_PAGE_SIZE {
+            bail!("page_size: at most {MAX_PAGE_SIZE}, got {page_size}")
         }
         if pages > i32::MAX as usize {
             bail!("pages: page ids are 31-bit, got {pages} pages")

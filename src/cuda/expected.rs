@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use candle::{DType, Layout, Result};
+use candle::{DType, Layout, Result, bail};
 
 use super::decided::{Decided, Plan, plan_on_device};
 use super::specialize::{self, ReducerCut, WriteKey};
@@ -42,6 +42,7 @@ impl Needed {
         let CacheDims { page_size, head_dim, .. } = form.dims;
         let (dtype, scales) = (calls.dtype, form.scale_mode());
         let write = WriteKey { arch: arch.name, head_dim, page_size, dtype, kv_dtype: form.dtype, scales, layout };
+        check_sizes(calls)?;
         let (tiles, reducers, planners) = <(HashMap<_, _>, BTreeSet<_>, BTreeSet<_>)>::default();
         let mut needed = Self { tiles, reducers, planners, write, ragged: calls.ragged, per_head: calls.per_head_tables };
         for batch in samples(calls.batch) {
@@ -121,6 +122,21 @@ impl Needed {
     }
 }
 
+/// Refuses sizes that no call has.
+fn check_sizes(calls: &ExpectedCalls) -> Result<()> {
+    let most = i32::MAX as usize;
+    let ExpectedCalls { q_heads, batch, query_len, max_pages, .. } = *calls;
+    for (name, size) in [("q_heads", q_heads), ("batch", batch), ("query_len", query_len), ("max_pages", max_pages)] {
+        if !(1..=most).contains(&size) {
+            bail!("warm_up: {name} {size} is not from 1 to {most}")
+        }
+    }
+    match batch.checked_mul(query_len).and_then(|rows| rows.checked_mul(q_heads)) {
+        Some(rows) if rows <= most => Ok(()),
+        _ => bail!("warm_up: {batch} sequences of {query_len} tokens with {q_heads} query heads are more than {most} rows"),
+    }
+}
+
 /// Every size to 16, then ever larger steps to `most`: what is decided changes at a size and then stays.
 fn samples(most: usize) -> Vec<usize> {
     let step = |&size: &usize| (size < most).then(|| (size + (size / 8).max(1)).min(most));
@@ -159,6 +175,29 @@ mod tests {
         let kernels = expected_kernels(&cache, &calls, &Arch::sm90())?;
         let planners = kernels.iter().filter(|kernel| kernel.source == Source::Plan).count();
         assert_eq!(planners, 8, "of 1, 2, 4 to 128 rows");
+        Ok(())
+    }
+
+    #[test]
+    fn sizes_that_no_call_has_are_refused() -> Result<()> {
+        let dims = CacheDims { pages: 4, kv_heads: 4, page_size: 16, head_dim: 128 };
+        let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
+        let cache = PagedKvCache::new(config, &Device::Cpu)?;
+        let calls = ExpectedCalls::new(64, DType::BF16);
+        for size in [0, usize::MAX] {
+            for (name, calls) in [
+                ("q_heads", ExpectedCalls { q_heads: size, ..calls }),
+                ("batch", ExpectedCalls { batch: size, ..calls }),
+                ("query_len", ExpectedCalls { query_len: size, ..calls }),
+                ("max_pages", ExpectedCalls { max_pages: size, ..calls }),
+            ] {
+                let error = expected_kernels(&cache, &calls, &Arch::sm90()).unwrap_err().to_string();
+                assert!(error.contains(&format!("{name} {size}")), "{error}");
+            }
+        }
+        let many = ExpectedCalls { batch: 1 << 20, query_len: 1 << 20, ..calls };
+        let error = expected_kernels(&cache, &many, &Arch::sm90()).unwrap_err().to_string();
+        assert!(error.contains("rows"), "{error}");
         Ok(())
     }
 

@@ -48,5 +48,6 @@ pub enum JitEvent {
     },
 }
 
-/// Is called with every [`JitEvent`], on the thread that asks for the code object.
+/// Is called with every [`JitEvent`], on the thread that asks for the code object, by several threads at once where a program loads many. The code object
+/// is being got meanwhile: a callback that asks for a kernel itself, or makes a call that needs one, may wait for itself forever.
 pub type Progress = Arc<dyn Fn(&JitEvent) + Send + Sync>;

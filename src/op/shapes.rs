@@ -7,9 +7,10 @@ use crate::cache::{CacheDims, KvDtype};
 use crate::options::{DecodeOptions, KvScale};
 use crate::registry::ScaleMode;
 
-/// Largest head_dim and page size the kernels take.
-const MAX_HEAD_DIM: usize = 1024;
-const MAX_PAGE_SIZE: usize = 1024;
+/// Heads are of a multiple of 8 channels, at most so many.
+pub(crate) const MAX_HEAD_DIM: usize = 1024;
+/// Most tokens of a page.
+pub(crate) const MAX_PAGE_SIZE: usize = 1024;
 
 /// Caps `c` for which both `c` and `1 / c` keep their accuracy in f32.
 const SOFTCAPS: std::ops::RangeInclusive<f32> = 1e-30..=1e30;

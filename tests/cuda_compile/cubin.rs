@@ -3,8 +3,6 @@
 /// Of one thread; of several kernels, the most of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// As a GPU grants them, in [`REGISTER_UNIT`]s: NVRTC's own count differs from machine to machine below that (166 and 168 of one kernel), and no GPU
-    /// sees it.
     pub registers: u32,
     /// Registers that went to memory, and arrays that never were in registers.
     pub local_bytes: u32,
@@ -13,9 +11,6 @@ pub struct Usage {
 /// Attributes of `.nv.info` whose value is a symbol and a number.
 const FRAME_SIZE: u8 = 0x11;
 const REGISTERS: u8 = 0x2f;
-
-/// Registers of a thread come in eights, on every arch from sm80 to sm90.
-const REGISTER_UNIT: u32 = 8;
 
 impl Usage {
     pub fn max(self, other: Self) -> Self {
@@ -32,7 +27,7 @@ impl Usage {
             let number = || word(info, at + 8, 4) as u32;
             usage = match attribute {
                 FRAME_SIZE => usage.max(Self { local_bytes: number(), ..usage }),
-                REGISTERS => usage.max(Self { registers: number().next_multiple_of(REGISTER_UNIT), ..usage }),
+                REGISTERS => usage.max(Self { registers: number(), ..usage }),
                 _ => usage,
             };
             at += 4 + if format == 4 { value } else { 0 };
