@@ -132,7 +132,7 @@ __device__ __forceinline__ void prepare_query(Query<T>& q, const CudaTileArgs& p
             for (int s = 0; s < T::K_STEPS && !T::COPIED_QUERY; s++) {
                 q.a[m][s][h] ^= sign, q.a[m][s][2 + h] ^= sign;
             }
-            q.scale[m][h] = T::Opt::SOFTCAP ? p.softcap * LOG2E : scale * factor;
+            q.scale[m][h] = T::Opt::SOFTCAP ? p.softcap * LOG2E : not_zero(scale * factor);
             q.cap[m][h] = T::Opt::SOFTCAP ? scale * factor * (LN2 / p.softcap) : 1.0f;
         }
     }

@@ -62,6 +62,8 @@ template <class T, class Scales>
 __device__ __forceinline__ void split_query(const QueryQuarters<T>& q, const CudaTileArgs& p, u32 query, float k_scale, int thread, Scales scales) {
     using Q = QueryQuarters<T>;
     const float factor = p.scale_log2 * k_scale;
+    // An infinity is its own row's alone.
+    auto finite = [](float x) { return fabsf(x) < -neg_inf() ? fabsf(x) : 0.0f; };
 #pragma unroll
     for (int i = 0; i < Q::ROWS; i++) {
         const int row = Q::row(i, thread), quarter = thread % Q::LANES;
@@ -69,7 +71,7 @@ __device__ __forceinline__ void split_query(const QueryQuarters<T>& q, const Cud
 #pragma unroll
         for (int word = 0; word < Q::WORDS; word++) {
             const float2 x = T::Query::unpack(q.words[i][word]);
-            most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
+            most = fmaxf(most, fmaxf(finite(x.x), finite(x.y)));
         }
         most = row_max(most);
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 16));

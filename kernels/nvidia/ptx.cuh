@@ -36,8 +36,14 @@ __device__ __forceinline__ float rcp_fast(float x) {
     return y;
 }
 
-// tanh to about 1e-6: tanh.approx is good to 2^-11 only, too coarse times a softcap of 50.
-__device__ __forceinline__ float tanh_fast(float x) { return 1.0f - 2.0f * rcp_fast(exp2_fast(x * (2.0f * LOG2E)) + 1.0f); }
+// tanh to about 1e-6 of itself: tanh.approx is good to 2^-11 only, too coarse times a softcap of 50, and a rational of exp2 cancels near 0, where a
+// polynomial serves.
+__device__ __forceinline__ float tanh_fast(float x) {
+    const float square = x * x;
+    const float series = x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 + square * (-17.0f / 315 + square * (62.0f / 2835)))));
+    const float rational = 1.0f - 2.0f * rcp_fast(exp2_fast(x * (2.0f * LOG2E)) + 1.0f);
+    return square < 0.0625f ? series : rational;
+}
 
 // Copies 16 bytes to shared memory, or zeros without reading where `owned` is false. Read ONCE, they do not push the rest out of the L2.
 template <bool ONCE>

@@ -183,7 +183,9 @@ fn shapes_of_many_rows(p: &Problem, arch: &Arch, rows: usize) -> (Vec<CudaShape>
     let cluster = cluster(p, arch, rows.div_ceil(row_warps * M_TILE_ROWS));
     let of = |(groups, stages, chunk)| CudaShape { cluster, ..CudaShape::of(row_warps, groups, stages, chunk) };
     let mut shapes = vec![];
-    let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128 && cluster == 1;
+    // Over FP8 a warpgroup has the query in two E4M3 parts, about as much as BF16 holds.
+    let rounds_query = p.kv_dtype == KvDtype::Fp8 && p.query_dtype == DType::F16;
+    let by_warpgroup = arch.name == ArchName::Sm90 && p.head_dim == 128 && cluster == 1 && !rounds_query;
     if by_warpgroup {
         // One group leaves room for a second block on the SM, which pays where tasks come in turns: where all have room at once, of few rows.
         let (tasks, sms) = (p.workgroups(), arch.compute_units);
@@ -432,6 +434,9 @@ mod tests {
         for (query_dtype, kv_dtype) in [(DType::BF16, KvDtype::F16), (DType::F16, KvDtype::F16), (DType::F16, KvDtype::Fp8)] {
             assert!(cut(&Problem { query_dtype, kv_dtype, ..nhd() }, Arch::sm90()).is_some(), "{query_dtype:?} {kv_dtype:?}");
         }
+        // A warpgroup over FP8 would round an F16 query to two parts of E4M3.
+        let verify = |query_dtype| cut(&Problem { query_len: 4, query_dtype, ..fp8() }, Arch::sm90()).unwrap();
+        assert_eq!((verify(DType::BF16).warpgroup, verify(DType::F16).warpgroup), (true, false));
         assert_eq!(cut(&fp8(), Arch::sm80()), None);
         assert!(cut(&fp8(), Arch::sm89()).is_some());
     }

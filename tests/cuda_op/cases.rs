@@ -138,6 +138,16 @@ fn unaligned_tensors_take_the_plain_tile() -> Result<()> {
 }
 
 #[test]
+fn an_infinite_query_is_its_own_heads_alone() -> Result<()> {
+    let Some(device) = gpu("an_infinite_query_is_its_own_heads_alone") else { return Ok(()) };
+    for pair in cuts::one_infinite_head()? {
+        cuts::check_infinite_head(&pair, |case| run(&on(case, &device, Tables::Host)?))
+            .map_err(|e| e.context(format!("{:?}", pair[0].spec)))?;
+    }
+    Ok(())
+}
+
+#[test]
 fn queries_and_token_scales_between_sixteen_bytes() -> Result<()> {
     let Some(device) = gpu("queries_and_token_scales_between_sixteen_bytes") else { return Ok(()) };
     for case in cuts::between_sixteen_bytes()? {

@@ -1,6 +1,6 @@
 //! Small calls of every kernel variant. `tests/cuda_tile` makes them where there is no GPU.
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Device, IndexOp, Result, Tensor};
 use candle_paged_attn::KvScale;
 use candle_paged_attn::cache::{CacheLayout, KvDtype};
 use candle_paged_attn::registry::CudaShape;
@@ -113,4 +113,33 @@ pub fn between_sixteen_bytes() -> Result<Vec<Case>> {
         .map(of)
         .into_iter()
         .collect()
+}
+
+/// Calls with an infinity in one head of the first query row, and without.
+pub fn one_infinite_head() -> Result<Vec<[Case; 2]>> {
+    let of = |(kv, scales, group, query_len)| -> Result<[Case; 2]> {
+        let finite = CaseSpec { lens: vec![40], query_lens: vec![query_len], kv_heads: 1, group, ..spec(kv, scales) }.build()?;
+        let infinity = Tensor::full(f32::INFINITY, (1, 1, 1), &Device::Cpu)?.to_dtype(finite.q.dtype())?;
+        let q = finite.q.slice_assign(&[0..1, INFINITE_HEAD..INFINITE_HEAD + 1, 5..6], &infinity)?;
+        Ok([Case { q, ..finite.clone() }, finite])
+    };
+    let all = forms().into_iter().flat_map(|(kv, scales)| [(4, 1), (16, 4)].map(|(group, query_len)| (kv, scales, group, query_len)));
+    all.map(of).collect()
+}
+
+const INFINITE_HEAD: usize = 1;
+
+/// Runs a pair of [`one_infinite_head`]: that head is no number, every other one is right.
+pub fn check_infinite_head([infinite, finite]: &[Case; 2], run: impl Fn(&Case) -> Result<(Tensor, Tensor)>) -> Result<()> {
+    let on_cpu = |(out, lse): (Tensor, Tensor)| -> Result<_> { Ok((out.to_device(&Device::Cpu)?, lse.to_device(&Device::Cpu)?)) };
+    let (out, lse) = on_cpu(run(infinite)?)?;
+    let (finite_out, finite_lse) = on_cpu(run(finite)?)?;
+    let head = out.i((0, INFINITE_HEAD))?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+    if head.iter().any(|x| x.is_finite()) {
+        candle::bail!("the output of a query with an infinity is {:?}", &head[..4])
+    }
+    let heads = INFINITE_HEAD..INFINITE_HEAD + 1;
+    let out = out.slice_assign(&[0..1, heads.clone(), 0..finite.spec.head_dim], &finite_out.i((0..1, heads.clone()))?)?;
+    let lse = lse.slice_assign(&[0..1, heads.clone()], &finite_lse.i((0..1, heads))?)?;
+    finite.expected()?.compare(&out, Some(&lse), finite.spec.cuda_tolerance(), 2e-3).map(drop)
 }

@@ -86,7 +86,27 @@ pub fn options() -> Vec<CaseSpec> {
         ];
         contracts::options(&base).into_iter().chain(more)
     };
-    [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)].into_iter().flat_map(of).chain(long_tasks()).collect()
+    [(KvDtype::Bf16, Scales::None), (KvDtype::Fp8, Scales::PerToken)]
+        .into_iter()
+        .flat_map(of)
+        .chain(long_tasks())
+        .chain(extremes())
+        .collect()
+}
+
+/// Softcaps far above the scores, F16 queries whose last bits count, and scores that are nothing times nothing; by decode and by verify tiles.
+fn extremes() -> impl Iterator<Item = CaseSpec> {
+    forms().into_iter().flat_map(|(kv_dtype, scales)| {
+        [(4, 1), (16, 4)].into_iter().flat_map(move |(group, query_len)| {
+            let base = CaseSpec { kv_heads: 1, group, query_lens: vec![query_len], lens: vec![300, 5], ..spec(kv_dtype, scales) };
+            [
+                CaseSpec { softcap: Some(1e5), ..base.clone() },
+                CaseSpec { softcap: Some(1e9), ..base.clone() },
+                CaseSpec { q_dtype: DType::F16, q_factor: 16.0, ..base.clone() },
+                CaseSpec { softmax_scale: Some(0.0), q_factor: 0.0, ..base },
+            ]
+        })
+    })
 }
 
 /// Tasks of several chunks a group, by decode and by verify tiles: scores of the other sign; large ones, whose largest goes on rising; a window whose last

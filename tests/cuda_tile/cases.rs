@@ -114,6 +114,18 @@ fn pages() {
 }
 
 #[test]
+fn an_infinite_query_is_its_own_heads_alone() {
+    require_nvrtc!();
+    let pairs = cuts::one_infinite_head().unwrap();
+    let calls: Vec<_> = archs().into_iter().flat_map(|arch| pairs.iter().map(move |pair| (arch.clone(), pair))).collect();
+    let check = |(arch, pair): &(Arch, &[Case; 2])| {
+        let checked = cuts::check_infinite_head(pair, |case| Call::new(case, arch, Tables::Host)?.run());
+        checked.map_err(|error| error.context(format!("{arch}: {:?}", pair[0].spec)))
+    };
+    all_right(calls.par_iter().map(check).collect());
+}
+
+#[test]
 fn queries_and_token_scales_between_sixteen_bytes() {
     require_nvrtc!();
     let cases = cuts::between_sixteen_bytes().unwrap();

@@ -22,6 +22,14 @@ pub struct OutOfBounds {
 /// Alignment of allocations, as the HIP runtime's.
 const ALIGN: usize = 256;
 
+/// Bytes behind an allocation that are no other's: what strays that far is always found.
+const GUARD: usize = 8 << 10;
+
+/// Of an allocation and what guards it.
+fn guarded(len: usize) -> Option<Layout> {
+    Layout::from_size_align(len.checked_add(GUARD)?, ALIGN).ok()
+}
+
 struct Block {
     len: usize,
     owned: bool,
@@ -44,7 +52,7 @@ impl Memory {
 
     /// Allocates `len` zeroed bytes and returns their address; `None` where the host has none left or `len` is 0.
     pub fn alloc(&self, len: usize) -> Option<u64> {
-        let layout = Layout::from_size_align(len, ALIGN).ok().filter(|layout| layout.size() > 0)?;
+        let layout = guarded(len).filter(|_| len > 0)?;
         // SAFETY: the layout's size is not zero.
         let address = unsafe { alloc_zeroed(layout) } as u64;
         if address == 0 {
@@ -116,7 +124,7 @@ impl Memory {
 }
 
 fn free_block(address: u64, block: &Block) {
-    if let Ok(layout) = Layout::from_size_align(block.len, ALIGN) {
+    if let Some(layout) = guarded(block.len) {
         // SAFETY: an owned block came from `alloc_zeroed` with this layout and was just taken out of the map.
         unsafe { dealloc(address as *mut u8, layout) };
     }
