@@ -9,6 +9,7 @@ mod compile;
 mod cuts;
 mod device;
 mod planner;
+mod random;
 mod shapes;
 #[path = "../cuda_op/specs.rs"]
 mod specs;

@@ -150,7 +150,7 @@ impl CaseSpec {
             .collect();
         let needed = |lane: usize| {
             let (len, query) = (lens[lane].max(0) as usize, self.query_len(lane / heads));
-            let first = self.window.map_or(0, |w| (len + 1).saturating_sub(query + w)).min(len);
+            let first = self.window.map_or(0, |w| (len + 1).saturating_sub(query.saturating_add(w))).min(len);
             if query == 0 { 0..0 } else { first..len }
         };
         let lanes_of = |lane: usize| {
