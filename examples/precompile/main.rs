@@ -148,15 +148,9 @@ fn arch(name: &str) -> Result<Arch> {
 
 fn summary(done: &Done) -> String {
     let count = |wanted: fn(&Outcome) -> bool| done.jobs.iter().filter(|job| wanted(&job.outcome)).count();
-    let failed = match count(Outcome::is_failure) {
-        0 => String::new(),
-        n => format!(", {n} FAILED"),
-    };
+    let wrong = |n: usize, what: &str| if n == 0 { String::new() } else { format!(", {n} {what}") };
+    let (failed, not_kept) = (wrong(count(Outcome::is_failure), "FAILED"), wrong(done.not_kept, "NOT KEPT"));
     let (compiled, there) = (count(|o| matches!(o, Outcome::Compiled { .. })), count(|o| matches!(o, Outcome::Hit(_))));
-    let not_kept = match done.not_kept {
-        0 => String::new(),
-        n => format!(", {n} NOT KEPT"),
-    };
     let notes: String = done.notes.iter().map(|note| format!("{note}\n")).collect();
     format!("{} kernels in {}: {compiled} compiled, {there} there already{failed}{not_kept}\n{notes}", done.jobs.len(), done.folder)
 }

@@ -38,11 +38,11 @@ pub(super) struct Needed {
 impl Needed {
     /// Of `calls` over a layer like this one.
     pub fn of(layer: &LayerCache, layout: CacheLayout, calls: &ExpectedCalls, arch: &Arch) -> Result<Self> {
+        check_sizes(calls)?;
         let form = LayerForm::of("warm_up", layer, layout)?;
         let CacheDims { page_size, head_dim, .. } = form.dims;
         let (dtype, scales) = (calls.dtype, form.scale_mode());
         let write = WriteKey { arch: arch.name, head_dim, page_size, dtype, kv_dtype: form.dtype, scales, layout };
-        check_sizes(calls)?;
         let (tiles, reducers, planners) = <(HashMap<_, _>, BTreeSet<_>, BTreeSet<_>)>::default();
         let mut needed = Self { tiles, reducers, planners, write, ragged: calls.ragged, per_head: calls.per_head_tables };
         for batch in samples(calls.batch) {
@@ -165,12 +165,18 @@ mod tests {
     use crate::jit::Source;
     use crate::registry::Arch;
 
+    fn cache() -> Result<PagedKvCache> {
+        let dims = CacheDims { pages: 4, kv_heads: 4, page_size: 16, head_dim: 128 };
+        PagedKvCache::new(
+            CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None },
+            &Device::Cpu,
+        )
+    }
+
     /// Of these calls 65 and 66 sequences are planned for up to 128 rows, those with more, and the samples, are not.
     #[test]
     fn planners_of_all_sizes_are_expected() -> Result<()> {
-        let dims = CacheDims { pages: 4, kv_heads: 4, page_size: 16, head_dim: 128 };
-        let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
-        let cache = PagedKvCache::new(config, &Device::Cpu)?;
+        let cache = cache()?;
         let calls = ExpectedCalls { batch: 100, max_pages: 128, ..ExpectedCalls::new(64, DType::BF16) };
         let kernels = expected_kernels(&cache, &calls, &Arch::sm90())?;
         let planners = kernels.iter().filter(|kernel| kernel.source == Source::Plan).count();
@@ -180,9 +186,7 @@ mod tests {
 
     #[test]
     fn sizes_that_no_call_has_are_refused() -> Result<()> {
-        let dims = CacheDims { pages: 4, kv_heads: 4, page_size: 16, head_dim: 128 };
-        let config = CacheConfig { layers: 1, dims, dtype: KvDtype::Bf16, layout: None, quantization: Quantization::None };
-        let cache = PagedKvCache::new(config, &Device::Cpu)?;
+        let cache = cache()?;
         let calls = ExpectedCalls::new(64, DType::BF16);
         for size in [0, usize::MAX] {
             for (name, calls) in [

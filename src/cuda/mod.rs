@@ -23,8 +23,9 @@
 //!
 //! # Kernels
 //!
-//! Compiled at their first use with [`crate::jit::JitSettings`]'s default, or what `set_jit_settings` was given (another cache, a callback that hears of each kernel), or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists:
-//! see [`crate::jit`]. The feature `nvrtc` is that alone, without a device. [`Decided`] is what would run of a call, known without a GPU too.
+//! Compiled at their first use with [`crate::jit::JitSettings`]'s default, or what `set_jit_settings` was given (another cache, a callback that hears of each
+//! kernel), or before it by [`crate::cache::PagedKvCache::warm_up`], or where no GPU is, from what [`expected_kernels`] lists: see
+//! [`crate::jit`]. The feature `nvrtc` is that alone, without a device. [`Decided`] is what would run of a call, known without a GPU too.
 
 #[cfg(feature = "cuda")]
 mod append;

@@ -117,14 +117,13 @@ pub fn between_sixteen_bytes() -> Result<Vec<Case>> {
 
 /// Calls with an infinity in one head of the first query row, and without.
 pub fn one_infinite_head() -> Result<Vec<[Case; 2]>> {
-    let of = |(kv, scales, group, query_len)| -> Result<[Case; 2]> {
-        let finite = CaseSpec { lens: vec![40], query_lens: vec![query_len], kv_heads: 1, group, ..spec(kv, scales) }.build()?;
+    let of = |base| -> Result<[Case; 2]> {
+        let finite = CaseSpec { lens: vec![40], ..base }.build()?;
         let infinity = Tensor::full(f32::INFINITY, (1, 1, 1), &Device::Cpu)?.to_dtype(finite.q.dtype())?;
         let q = finite.q.slice_assign(&[0..1, INFINITE_HEAD..INFINITE_HEAD + 1, 5..6], &infinity)?;
         Ok([Case { q, ..finite.clone() }, finite])
     };
-    let all = forms().into_iter().flat_map(|(kv, scales)| [(4, 1), (16, 4)].map(|(group, query_len)| (kv, scales, group, query_len)));
-    all.map(of).collect()
+    specs::decode_and_verify().map(of).collect()
 }
 
 const INFINITE_HEAD: usize = 1;

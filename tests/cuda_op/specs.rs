@@ -94,35 +94,36 @@ pub fn options() -> Vec<CaseSpec> {
         .collect()
 }
 
-/// Softcaps far above the scores, F16 queries whose last bits count, and scores that are nothing times nothing; by decode and by verify tiles.
+/// Softcaps far above the scores, F16 queries whose last bits count, and scores that are nothing times nothing.
 fn extremes() -> impl Iterator<Item = CaseSpec> {
-    forms().into_iter().flat_map(|(kv_dtype, scales)| {
-        [(4, 1), (16, 4)].into_iter().flat_map(move |(group, query_len)| {
-            let base = CaseSpec { kv_heads: 1, group, query_lens: vec![query_len], lens: vec![300, 5], ..spec(kv_dtype, scales) };
-            [
-                CaseSpec { softcap: Some(1e5), ..base.clone() },
-                CaseSpec { softcap: Some(1e9), ..base.clone() },
-                CaseSpec { q_dtype: DType::F16, q_factor: 16.0, ..base.clone() },
-                CaseSpec { softmax_scale: Some(0.0), q_factor: 0.0, ..base },
-            ]
-        })
+    decode_and_verify().flat_map(|base| {
+        let base = CaseSpec { lens: vec![300, 5], ..base };
+        [
+            CaseSpec { softcap: Some(1e5), ..base.clone() },
+            CaseSpec { softcap: Some(1e9), ..base.clone() },
+            CaseSpec { q_dtype: DType::F16, q_factor: 16.0, ..base.clone() },
+            CaseSpec { softmax_scale: Some(0.0), q_factor: 0.0, ..base },
+        ]
     })
 }
 
-/// Tasks of several chunks a group, by decode and by verify tiles: scores of the other sign; large ones, whose largest goes on rising; a window whose last
-/// token that the newest query leaves out is the first of a chunk.
-fn long_tasks() -> impl Iterator<Item = CaseSpec> {
+/// A case by the decode tile and one by the verify tile, of one KV head, in every form.
+pub fn decode_and_verify() -> impl Iterator<Item = CaseSpec> {
     forms().into_iter().flat_map(|(kv_dtype, scales)| {
-        [(4, 1), (16, 4)].into_iter().flat_map(move |(group, query_len)| {
-            let query_lens = vec![query_len];
-            let base =
-                CaseSpec { kv_heads: 1, group, query_lens, lens: vec![1500, 70], workgroup_budget: Some(3), ..spec(kv_dtype, scales) };
-            [
-                CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
-                CaseSpec { q_factor: 32.0, ..base.clone() },
-                CaseSpec { window: Some(128), lens: vec![385, 70], ..base },
-            ]
-        })
+        [(4, 1), (16, 4)].map(|(group, query_len)| CaseSpec { kv_heads: 1, group, query_lens: vec![query_len], ..spec(kv_dtype, scales) })
+    })
+}
+
+/// Tasks of several chunks a group: scores of the other sign; large ones, whose largest goes on rising; a window whose last token that the newest query
+/// leaves out is the first of a chunk.
+fn long_tasks() -> impl Iterator<Item = CaseSpec> {
+    decode_and_verify().flat_map(|base| {
+        let base = CaseSpec { lens: vec![1500, 70], workgroup_budget: Some(3), ..base };
+        [
+            CaseSpec { softmax_scale: Some(-0.2), ..base.clone() },
+            CaseSpec { q_factor: 32.0, ..base.clone() },
+            CaseSpec { window: Some(128), lens: vec![385, 70], ..base },
+        ]
     })
 }
 

@@ -14,7 +14,7 @@ pub use testkit::bits::{Bits, bits};
 use testkit::cases::{Case, CaseSpec};
 pub use testkit::contracts::refuses;
 
-pub use crate::specs::{forms, spec};
+pub use crate::specs::{decode_and_verify, forms, spec};
 
 /// A capture has the GPU for itself: what other threads do meanwhile, such as making a device, ends it.
 static IN_USE: RwLock<()> = RwLock::new(());

@@ -25,7 +25,7 @@ pub fn check(arch: &Arch, spec: &CaseSpec, tables: Tables, wanted: impl Fn(&Sele
 }
 
 /// [`check`] of a call that was built.
-fn check_case(arch: &Arch, case: &Case, tables: Tables, wanted: impl Fn(&Selection) -> bool) -> Result<()> {
+pub fn check_case(arch: &Arch, case: &Case, tables: Tables, wanted: impl Fn(&Selection) -> bool) -> Result<()> {
     let (call, spec) = (Call::new(case, arch, tables)?, &case.spec);
     let selection = call.selection();
     let compare = |(out, lse): (Tensor, Tensor)| case.expected()?.compare(&out, Some(&lse), spec.cuda_tolerance(), 2e-3);

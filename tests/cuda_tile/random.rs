@@ -8,11 +8,12 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
-use testkit::cases::{CaseSpec, Poison, Scales};
+use testkit::cases::{Case, CaseSpec, Poison, Scales};
 
 use crate::call::Call;
-use crate::cases::{all_right, archs, check};
+use crate::cases::{all_right, archs, check_case};
 use crate::require_nvrtc;
+use crate::specs::forms;
 
 fn pick<T: Copy>(rng: &mut StdRng, of: &[T]) -> T {
     *of.choose(rng).unwrap()
@@ -20,9 +21,7 @@ fn pick<T: Copy>(rng: &mut StdRng, of: &[T]) -> T {
 
 /// A cache and heads that tensor cores take, or any.
 fn form(rng: &mut StdRng) -> CaseSpec {
-    let scales = [Scales::None, Scales::Scalar, Scales::PerToken];
-    let mut kv = [(KvDtype::Bf16, Scales::None), (KvDtype::F16, Scales::None)].to_vec();
-    kv.extend(scales.map(|scales| (KvDtype::Fp8, scales)));
+    let mut kv = forms().to_vec();
     let (head_dims, layouts, queries): (&[usize], &[CacheLayout], &[DType]) = if rng.random_bool(0.7) {
         (&[64, 128, 128, 128, 256], &[CacheLayout::Nhd, CacheLayout::Hnd], &[DType::BF16, DType::F16])
     } else {
@@ -92,15 +91,15 @@ fn call(rng: &mut StdRng) -> CaseSpec {
     }
 }
 
-/// A call that some arch takes, where its tables are, and that arch.
-fn drawn(seed: u64) -> (Arch, CaseSpec, Tables) {
+/// A call that an arch takes, where its tables are.
+fn drawn(seed: u64) -> (Arch, Case, Tables) {
     let mut rng = StdRng::seed_from_u64(seed);
     loop {
         let (spec, arch) = (call(&mut rng), archs().choose(&mut rng).unwrap().clone());
         let tables = pick(&mut rng, &[Tables::Host, Tables::Device]);
-        let is_taken = spec.build().is_ok_and(|case| Call::new(&case, &arch, tables).is_ok());
-        if is_taken {
-            return (arch, spec, tables);
+        let Ok(case) = spec.build() else { continue };
+        if Call::new(&case, &arch, tables).is_ok() {
+            return (arch, case, tables);
         }
     }
 }
@@ -111,8 +110,8 @@ fn random_calls() {
     let number = |name: &str, default: u64| std::env::var(name).ok().map_or(default, |value| value.parse().unwrap());
     let (calls, seed) = (number("RANDOM_CALLS", 24), number("RANDOM_SEED", 1));
     let check = |i: u64| -> Result<()> {
-        let (arch, spec, tables) = drawn(seed.wrapping_mul(1 << 32).wrapping_add(i));
-        check(&arch, &spec, tables, |_| true)
+        let (arch, case, tables) = drawn(seed.wrapping_mul(1 << 32).wrapping_add(i));
+        check_case(&arch, &case, tables, |_| true)
     };
     all_right((0..calls).into_par_iter().map(check).collect());
 }
